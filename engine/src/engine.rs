@@ -1,0 +1,406 @@
+//! The engine's handle: cheap to clone, usable from any thread.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use forkpoint_kernels::cpu::Cpu;
+use tokio::sync::oneshot;
+
+use crate::chat::Conversation;
+use crate::decide::Labels;
+use crate::error::{EngineError, StartError};
+use crate::kv;
+use crate::load::Checkpoint;
+use crate::model::Llama;
+use crate::schedule::{Base, Command, Gauges, Grown, Limits, Readings, Scheduler, SequenceId, Suffix, Write};
+use crate::session::{Session, Usage};
+use crate::template::ChatTemplate;
+use crate::tokenizer::Tokenizer;
+
+/// Pages that a session and a decision on it need at the very least.
+const LEAST_PAGES: usize = 8;
+
+/// How an engine is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Threads of the processor; 0 takes as many as there are cores.
+    pub threads: usize,
+    /// Bytes for keys and values.
+    pub kv_memory: u64,
+    /// Tokens of a prefill that one step computes at most.
+    pub chunk: usize,
+    /// Calls that may wait for the engine.
+    pub queue: usize,
+    /// Tokens a session may hold; 0 takes the model's own.
+    pub context: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { threads: 0, kv_memory: 1 << 30, chunk: 128, queue: 256, context: 0 }
+    }
+}
+
+/// What is served.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// The checkpoint's own name.
+    pub name: String,
+    /// Its architecture.
+    pub architecture: String,
+    /// Parameters.
+    pub parameters: u64,
+    /// Bytes of weights.
+    pub bytes: u64,
+    /// Tokens a session may hold.
+    pub context: usize,
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Of what determines the logits.
+    pub fingerprint: u128,
+    /// What runs it: "avx2, 2 threads".
+    pub device: String,
+    /// Why this model answers no questions, if so.
+    pub decide_unsupported: Option<String>,
+}
+
+/// The engine's counters since its start, and its state now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps run.
+    pub steps: u64,
+    /// Tokens of sessions computed.
+    pub prefill_tokens: u64,
+    /// Tokens of sessions found resident.
+    pub reused_tokens: u64,
+    /// Questions answered.
+    pub decisions: u64,
+    /// Suffix tokens computed for them.
+    pub decided_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Pages evicted.
+    pub evictions: u64,
+    /// Sessions and replies alive.
+    pub sessions: u64,
+    /// Calls that wait or run.
+    pub waiting: u64,
+    /// Pages held by live sessions.
+    pub pages_held: u64,
+    /// Pages kept for reuse.
+    pub pages_cached: u64,
+    /// Pages in the arena.
+    pub pages_total: u64,
+}
+
+/// What every handle shares.
+pub(crate) struct Shared {
+    commands: mpsc::Sender<Command>,
+    tokenizer: Arc<Tokenizer>,
+    template: Arc<ChatTemplate>,
+    labels: Result<Labels, String>,
+    model: ModelInfo,
+    gauges: Arc<Gauges>,
+    pages: usize,
+    ids: AtomicU64,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// A handle on a session that is about to be made.
+    pub(crate) fn resident(self: &Arc<Self>) -> Resident {
+        Resident { id: self.ids.fetch_add(1, Relaxed), shared: Arc::clone(self) }
+    }
+
+    pub(crate) async fn read(&self, base: Base, suffixes: Vec<Suffix>) -> Result<Readings, EngineError> {
+        self.call(|reply| Command::Read { base, suffixes, reply }).await
+    }
+
+    pub(crate) fn labels(&self) -> Result<&Labels, EngineError> {
+        self.labels
+            .as_ref()
+            .map_err(|why| EngineError::Invalid(format!("{} answers no questions: {why}", self.model.name)))
+    }
+
+    pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
+        self.tokenizer.encode(text)
+    }
+
+    pub(crate) fn starts_with_special(&self, text: &str) -> bool {
+        self.tokenizer.starts_with_special(text)
+    }
+
+    /// # Errors
+    /// Names the first token that the vocabulary does not have.
+    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let vocab = self.model.vocab;
+        match tokens.iter().find(|&&token| token as usize >= vocab) {
+            Some(token) => {
+                Err(EngineError::Invalid(format!("token {token} is not one of the vocabulary's {vocab}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    pub(crate) fn eos(&self) -> Arc<[u32]> {
+        self.tokenizer.eos().into()
+    }
+
+    /// Sends a command and waits for its reply; a thread that is gone is a
+    /// state, not a fault.
+    async fn call<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<T, EngineError>>) -> Command,
+    ) -> Result<T, EngineError> {
+        let (sender, receiver) = oneshot::channel();
+        self.commands.send(command(sender)).map_err(|_| EngineError::Stopped)?;
+        receiver.await.unwrap_or(Err(EngineError::Stopped))
+    }
+}
+
+/// A handle on a session in the engine's thread; dropping it releases the
+/// session and whatever computes it.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    shared: Arc<Shared>,
+    id: SequenceId,
+}
+
+impl Resident {
+    pub(crate) fn id(&self) -> SequenceId {
+        self.id
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) async fn grow(&self, base: Base, tokens: Vec<u32>) -> Result<Grown, EngineError> {
+        let id = self.id;
+        self.shared.call(|reply| Command::Grow { id, base, tokens, reply }).await
+    }
+
+    pub(crate) async fn write(&self, base: Base, tokens: Vec<u32>, write: Write) -> Result<(), EngineError> {
+        let id = self.id;
+        self.shared.call(|reply| Command::Write { id, base, tokens, write, reply }).await
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        // A thread that is gone holds no pages.
+        drop(self.shared.commands.send(Command::Release { id: self.id }));
+    }
+}
+
+/// The engine. Clones share one model; it stops when the last clone, session
+/// and stream is gone, or by [`Engine::stop`].
+#[derive(Debug, Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+impl Engine {
+    /// Loads a checkpoint (a `.gguf` file or a safetensors folder) and starts
+    /// the engine's thread. Blocks while it loads.
+    ///
+    /// # Errors
+    /// When the checkpoint is not supported or does not fit this machine.
+    pub fn start(checkpoint: &Path, options: &Options) -> Result<Self, StartError> {
+        let checkpoint = Checkpoint::open(checkpoint)?;
+        let config = &checkpoint.config;
+        let context = match options.context {
+            0 => config.context,
+            wanted => wanted.min(config.context),
+        };
+        let page_bytes = config.kv_shape(1).page_bytes();
+        let pages = (options.kv_memory / page_bytes as u64) as usize;
+        if pages < LEAST_PAGES {
+            let bytes = options.kv_memory;
+            return Err(StartError::KvMemory { bytes, pages, page_bytes, least: LEAST_PAGES });
+        }
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let limits = Limits { chunk: options.chunk.max(1), queue: options.queue, context };
+        let tokenizer = Arc::clone(&checkpoint.tokenizer);
+        let template = Arc::clone(&checkpoint.template);
+        let labels = Labels::prove(&tokenizer, &template);
+        let mut model = ModelInfo {
+            name: checkpoint.name.clone(),
+            architecture: config.architecture.clone(),
+            parameters: checkpoint.parameters(),
+            bytes: checkpoint.tensor_bytes(),
+            context,
+            vocab: config.vocab,
+            fingerprint: checkpoint.fingerprint(),
+            device: String::new(),
+            decide_unsupported: labels.as_ref().err().cloned(),
+        };
+        let gauges = Arc::new(Gauges::default());
+
+        // The model is built on the thread that will own it.
+        let (commands, receiver) = mpsc::channel();
+        let (started, starting) = mpsc::sync_channel(1);
+        let (words, counters) = (Arc::clone(&tokenizer), Arc::clone(&gauges));
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
+            let device = match Cpu::detect(threads) {
+                Ok(device) => device,
+                Err(error) => return drop(started.send(Err(StartError::from(error)))),
+            };
+            let model = match Llama::load(device, &checkpoint, pages, limits.rows()) {
+                Ok(model) => model,
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            // The file's pages are no longer needed: the weights were repacked.
+            drop(checkpoint);
+            drop(started.send(Ok(model.device())));
+            Scheduler::new(model, words, pages, limits, counters).run(&receiver);
+        })?;
+        model.device = starting.recv().unwrap_or_else(|_| {
+            Err(StartError::Thread(std::io::Error::other("it ended while the model was loading")))
+        })?;
+        let shared = Shared {
+            commands,
+            tokenizer,
+            template,
+            labels,
+            model,
+            gauges,
+            pages,
+            ids: AtomicU64::new(0),
+            thread: Mutex::new(Some(thread)),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// What is served.
+    #[must_use]
+    pub fn model(&self) -> &ModelInfo {
+        &self.shared.model
+    }
+
+    /// A snapshot of the counters.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let gauges = &self.shared.gauges;
+        Counters {
+            steps: gauges.steps.load(Relaxed),
+            prefill_tokens: gauges.prefill_tokens.load(Relaxed),
+            reused_tokens: gauges.reused_tokens.load(Relaxed),
+            decisions: gauges.decisions.load(Relaxed),
+            decided_tokens: gauges.decided_tokens.load(Relaxed),
+            generated_tokens: gauges.generated_tokens.load(Relaxed),
+            evictions: gauges.evictions.load(Relaxed),
+            sessions: gauges.sessions.load(Relaxed),
+            waiting: gauges.waiting.load(Relaxed),
+            pages_held: gauges.pages_held.load(Relaxed),
+            pages_cached: gauges.pages_cached.load(Relaxed),
+            pages_total: self.shared.pages as u64,
+        }
+    }
+
+    /// Tokens in a text, special tokens written in it counted as such.
+    #[must_use]
+    pub fn count_tokens(&self, text: &str) -> usize {
+        self.shared.encode(text).len()
+    }
+
+    /// Opens a session that holds a conversation: what is resident already is
+    /// reused, the rest is computed. `salt` keeps tenants' pages apart.
+    ///
+    /// # Errors
+    /// When the conversation does not fit the template, the context window or
+    /// the cache.
+    pub async fn open(&self, conversation: Conversation, salt: &str) -> Result<Session, EngineError> {
+        let shared = Arc::clone(&self.shared);
+        // A long conversation takes milliseconds to put into tokens.
+        let (conversation, text, tokens) = blocking(move || {
+            let text = shared.template.render(&conversation.messages, &conversation.tools, false)?;
+            let tokens = shared.encode(&text);
+            Ok((conversation, text, tokens))
+        })
+        .await?;
+        self.hold(conversation, text, tokens, salt, false).await
+    }
+
+    /// Opens a session that holds a plain text, for completions: a reply
+    /// continues it, with no turn opened. `decide` is refused on it.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub async fn open_text(&self, text: &str, salt: &str) -> Result<Session, EngineError> {
+        let (shared, text) = (Arc::clone(&self.shared), text.to_owned());
+        let (text, tokens) = blocking(move || {
+            let bos = shared.tokenizer.bos().filter(|_| shared.tokenizer.add_bos());
+            let tokens: Vec<u32> = bos.into_iter().chain(shared.encode(&text)).collect();
+            Ok((text, tokens))
+        })
+        .await?;
+        if tokens.is_empty() {
+            return Err(EngineError::Invalid("a prompt needs at least one token".into()));
+        }
+        self.hold(Conversation::default(), text, tokens, salt, true).await
+    }
+
+    /// Opens a session that holds these tokens, as [`Engine::open_text`].
+    ///
+    /// # Errors
+    /// As [`Engine::open`]; also when a token is not in the vocabulary.
+    pub async fn open_tokens(&self, tokens: &[u32], salt: &str) -> Result<Session, EngineError> {
+        self.shared.check_tokens(tokens)?;
+        let text = self.shared.tokenizer.decode(tokens);
+        self.hold(Conversation::default(), text, tokens.to_vec(), salt, true).await
+    }
+
+    async fn hold(
+        &self,
+        conversation: Conversation,
+        text: String,
+        tokens: Vec<u32>,
+        salt: &str,
+        plain: bool,
+    ) -> Result<Session, EngineError> {
+        let resident = self.shared.resident();
+        let root = Base::Root(kv::root(self.shared.model.fingerprint, salt));
+        let grown = resident.grow(root, tokens).await?;
+        let usage = Usage {
+            tokens: grown.tokens as u32,
+            reused: grown.reused as u32,
+            computed: grown.computed as u32,
+            ..Usage::default()
+        };
+        Ok(Session::new(resident, conversation, text, plain, usage))
+    }
+
+    /// Ends every call with [`EngineError::Stopped`] and joins the thread.
+    pub fn stop(&self) {
+        drop(self.shared.commands.send(Command::Stop));
+        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine's thread panicked");
+        }
+    }
+}
+
+/// Runs work that takes milliseconds away from the threads that serve.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
+) -> Result<T, EngineError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or(Err(EngineError::Stopped))
+}

@@ -1,0 +1,270 @@
+//! Jobs: sequences with tokens still to compute, and what follows.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::{Found, Grown, Readings, Reply, SequenceId, Start, Suffix, Wanted, Write};
+use crate::detokenize::Detokenizer;
+use crate::error::EngineError;
+use crate::generate::{Ended, Event, FinishReason, Sampler, StopScanner, TokenLogprob};
+use crate::kv::{PageCopy, Sequence, Shortage};
+use crate::tokenizer::Tokenizer;
+
+/// A sequence with tokens still to compute.
+pub(super) struct Job {
+    /// The handle's id; none for the forks of a decision.
+    pub(super) id: Option<SequenceId>,
+    pub(super) sequence: Sequence,
+    tokens: Vec<u32>,
+    done: usize,
+    pub(super) reused: usize,
+    pub(super) computed: usize,
+    pub(super) then: Then,
+}
+
+/// What follows once a job's tokens are computed.
+pub(super) enum Then {
+    /// The sequence becomes a session.
+    Keep { reply: Reply<Grown> },
+    /// The suffixes of a decision fork from here.
+    Head { head: usize, suffixes: Vec<Suffix>, call: Call },
+    /// Labels are read.
+    Read(Read),
+    /// A token of a reply is sampled, and is the next to compute.
+    Write(Box<Writer>),
+}
+
+impl Job {
+    pub(super) fn new(id: Option<SequenceId>, start: Start, then: Then) -> Self {
+        let Start { sequence, tokens, reused } = start;
+        Self { id, sequence, tokens, done: 0, reused, computed: 0, then }
+    }
+
+    pub(super) fn pending(&self) -> &[u32] {
+        &self.tokens[self.done..]
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done == self.tokens.len()
+    }
+
+    /// Skips tokens that another job computed meanwhile.
+    pub(super) fn reuse(&mut self) -> usize {
+        let found = self.sequence.reuse(&self.tokens[self.done..]);
+        self.done += found;
+        self.reused += found;
+        found
+    }
+
+    /// The next `count` pending tokens were computed.
+    pub(super) fn advance(&mut self, count: usize) {
+        self.sequence.commit(&self.tokens[self.done..self.done + count]);
+        self.done += count;
+        self.computed += count;
+    }
+
+    /// The next token to compute.
+    pub(super) fn push(&mut self, token: u32) {
+        self.tokens.clear();
+        self.tokens.push(token);
+        self.done = 0;
+    }
+
+    /// A tip that is missing is computed from the last token once more.
+    pub(super) fn step_back(self) -> Result<(Self, Option<PageCopy>), (Self, Shortage)> {
+        let at = self.sequence.len() - 1;
+        let last = self.sequence.tokens()[at];
+        match self.sequence.fork(at) {
+            Ok((sequence, copy)) => {
+                self.sequence.retire();
+                Ok((Self { sequence, tokens: vec![last], done: 0, ..self }, copy))
+            }
+            Err(shortage) => Err((self, shortage)),
+        }
+    }
+
+    /// Whether it goes before others.
+    pub(super) fn is_decision(&self) -> bool {
+        matches!(self.then, Then::Read(_) | Then::Head { .. })
+    }
+
+    /// Whether it is a reply that waits for its next token.
+    pub(super) fn is_decode(&self) -> bool {
+        matches!(&self.then, Then::Write(writer) if writer.generated > 0)
+    }
+
+    /// The decision that it belongs to.
+    pub(super) fn call(&self) -> Option<&Call> {
+        match &self.then {
+            Then::Read(read) => Some(&read.call),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody waits for it any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        match &self.then {
+            Then::Keep { reply } => reply.is_closed(),
+            Then::Head { call, .. } | Then::Read(Read { call, .. }) => call.borrow().is_abandoned(),
+            Then::Write(writer) => writer.events.is_closed(),
+        }
+    }
+
+    /// Tells whoever waits, and gives the pages back.
+    pub(super) fn fail(self, error: EngineError) {
+        match self.then {
+            Then::Keep { reply } => drop(reply.send(Err(error))),
+            Then::Head { call, .. } | Then::Read(Read { call, .. }) => call.borrow_mut().fail(error),
+            Then::Write(writer) => drop(writer.events.send(Event::Failed(error))),
+        }
+        self.sequence.retire();
+    }
+}
+
+/// A decision whose suffixes are computed.
+pub(super) type Call = Rc<RefCell<ReadCall>>;
+
+/// What a decision has so far.
+pub(super) struct ReadCall {
+    found: Vec<Option<Found>>,
+    computed: usize,
+    pub(super) reply: Option<Reply<Readings>>,
+}
+
+impl ReadCall {
+    pub(super) fn new(suffixes: usize) -> Call {
+        Rc::new(RefCell::new(Self { found: vec![None; suffixes], computed: 0, reply: None }))
+    }
+
+    /// Counts tokens computed for it.
+    pub(super) fn count(&mut self, tokens: usize) {
+        self.computed += tokens;
+    }
+
+    /// Takes what was read behind a suffix; the last one answers the call.
+    pub(super) fn put(&mut self, index: usize, found: Found) {
+        self.found[index] = Some(found);
+        if self.found.iter().all(Option::is_some)
+            && let Some(reply) = self.reply.take()
+        {
+            let found = self.found.drain(..).flatten().collect();
+            drop(reply.send(Ok(Readings { found, computed: self.computed })));
+        }
+    }
+
+    /// Answers the call with an error; what is left of it is given up.
+    pub(super) fn fail(&mut self, error: EngineError) {
+        if let Some(reply) = self.reply.take() {
+            drop(reply.send(Err(error)));
+        }
+    }
+
+    /// Also after a failure: what is left of the call is then given up.
+    fn is_abandoned(&self) -> bool {
+        self.reply.as_ref().is_none_or(tokio::sync::oneshot::Sender::is_closed)
+    }
+}
+
+/// One suffix of a decision.
+pub(super) struct Read {
+    pub(super) call: Call,
+    pub(super) index: usize,
+    pub(super) wanted: Wanted,
+}
+
+/// A reply as it is written.
+pub(super) struct Writer {
+    sampler: Option<Sampler>,
+    write: Write,
+    seed: u64,
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+    stops: StopScanner,
+    events: mpsc::UnboundedSender<Event>,
+    prompt: usize,
+    pub(super) generated: usize,
+    /// Log-probabilities of tokens whose text is still held back.
+    logprobs: Vec<TokenLogprob>,
+}
+
+impl Writer {
+    /// `prompt` tokens lie between the session and the reply.
+    pub(super) fn new(write: Write, tokenizer: Arc<Tokenizer>, seed: u64, prompt: usize) -> Self {
+        Self {
+            sampler: None,
+            seed,
+            detokenizer: Detokenizer::new(Arc::clone(&tokenizer)),
+            stops: StopScanner::new(write.sampling.stop.clone()),
+            events: write.events.clone(),
+            tokenizer,
+            write,
+            prompt,
+            generated: 0,
+            logprobs: Vec::new(),
+        }
+    }
+
+    /// Samples a token and passes its text on. Returns the token to compute
+    /// next, or none when the reply has ended. `room` is how many more tokens
+    /// the context window holds.
+    pub(super) fn next(&mut self, sequence: &Sequence, logits: &[f32], room: usize) -> Option<u32> {
+        let Self { write, seed, .. } = self;
+        let sampler = self
+            .sampler
+            .get_or_insert_with(|| Sampler::new(write.sampling.clone(), *seed, sequence.tokens()));
+        let choice = sampler.sample(logits);
+        if self.write.eos.contains(&choice.token) {
+            return self.end(sequence, FinishReason::Stop, false);
+        }
+        self.generated += 1;
+        if self.write.sampling.logprobs.is_some() {
+            let bytes = |token: u32| self.tokenizer.bytes(token).to_vec();
+            let top = choice.top.iter().map(|&(token, logprob)| (token, bytes(token), logprob)).collect();
+            self.logprobs.push(TokenLogprob {
+                token: choice.token,
+                bytes: bytes(choice.token),
+                logprob: choice.logprob,
+                top,
+            });
+        }
+        let (text, stopped) = self.stops.push(&self.detokenizer.push(choice.token));
+        self.send(text);
+        if stopped {
+            return self.end(sequence, FinishReason::Stop, true);
+        }
+        if self.generated >= self.write.limit || room == 0 {
+            return self.end(sequence, FinishReason::Length, false);
+        }
+        Some(choice.token)
+    }
+
+    /// What was held back belongs to the reply unless a stop string cut it.
+    fn end(&mut self, sequence: &Sequence, reason: FinishReason, cut: bool) -> Option<u32> {
+        if !cut {
+            let (mut text, stopped) = self.stops.push(&self.detokenizer.finish());
+            if !stopped {
+                text += &self.stops.finish();
+            }
+            self.send(text);
+        }
+        let ended = Ended {
+            reason,
+            prompt: self.prompt as u32,
+            generated: self.generated as u32,
+            resident: sequence.len() as u32,
+        };
+        drop(self.events.send(Event::End(ended)));
+        None
+    }
+
+    /// Nobody listening any more is seen by [`Job::is_abandoned`].
+    fn send(&mut self, text: String) {
+        if text.is_empty() && self.logprobs.is_empty() {
+            return;
+        }
+        drop(self.events.send(Event::Text { text, tokens: std::mem::take(&mut self.logprobs) }));
+    }
+}

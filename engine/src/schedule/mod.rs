@@ -1,0 +1,432 @@
+//! The engine's thread: it owns the model, the pages and the schedule.
+//!
+//! Everyone else sends [`Command`]s. Work is a queue of [`Job`]s, each a
+//! sequence with tokens still to compute; a step takes rows from many jobs:
+//! decisions first, then every reply's next token, then chunks of prefill.
+
+mod job;
+mod step;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+
+use forkpoint_kernels::{Backend, PAGE_TOKENS};
+use tokio::sync::{mpsc as async_mpsc, oneshot};
+
+use crate::decide::{self, LabelSet, Reading};
+use crate::error::EngineError;
+use crate::generate::{Event, Sampling};
+use crate::kv::{Chain, PageCopy, Pages, Sequence, Shortage};
+use crate::model::Llama;
+use crate::tokenizer::Tokenizer;
+use job::{Job, Read, ReadCall, Then, Writer};
+
+/// A sequence that a handle outside holds.
+pub(crate) type SequenceId = u64;
+
+/// What a call's tokens continue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Base {
+    /// Nothing: the whole of a tenant's new session.
+    Root(Chain),
+    /// A session: the tokens come after its last.
+    Tip(SequenceId),
+    /// As much of a session as the tokens begin like.
+    Beginning(SequenceId),
+}
+
+/// A session that was opened, grown or forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Grown {
+    pub(crate) tokens: usize,
+    pub(crate) reused: usize,
+    pub(crate) computed: usize,
+}
+
+/// Tokens after a session, and what to read behind them.
+#[derive(Debug)]
+pub(crate) struct Suffix {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) wanted: Wanted,
+}
+
+/// What is read off the logits behind a suffix.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    /// How likely each label is.
+    Labels(LabelSet),
+    /// All of them.
+    Logits,
+}
+
+/// What was read.
+#[derive(Debug, Clone)]
+pub(crate) enum Found {
+    Labels(Reading),
+    Logits(Vec<f32>),
+}
+
+impl Wanted {
+    fn read(&self, logits: &[f32]) -> Found {
+        match self {
+            Self::Labels(labels) => Found::Labels(decide::read(logits, labels)),
+            Self::Logits => Found::Logits(logits.to_vec()),
+        }
+    }
+}
+
+/// What [`Command::Read`] answers.
+#[derive(Debug)]
+pub(crate) struct Readings {
+    /// One for each suffix, in order.
+    pub(crate) found: Vec<Found>,
+    /// Tokens computed for them.
+    pub(crate) computed: usize,
+}
+
+/// A reply to write.
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) sampling: Sampling,
+    /// Tokens that end the reply, never part of it.
+    pub(crate) eos: Arc<[u32]>,
+    /// Most tokens to write.
+    pub(crate) limit: usize,
+    pub(crate) events: async_mpsc::UnboundedSender<Event>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+
+/// What the engine's thread is asked to do.
+pub(crate) enum Command {
+    /// Makes session `id` out of a base and more tokens.
+    Grow { id: SequenceId, base: Base, tokens: Vec<u32>, reply: Reply<Grown> },
+    /// Reads labels after suffixes of a session.
+    Read { base: Base, suffixes: Vec<Suffix>, reply: Reply<Readings> },
+    /// Writes a reply as session `id`.
+    Write { id: SequenceId, base: Base, tokens: Vec<u32>, write: Write, reply: Reply<()> },
+    /// Gives up session `id` and whatever computes it.
+    Release { id: SequenceId },
+    /// Ends every job and the thread.
+    Stop,
+}
+
+/// Counters that any thread may read.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    pub(crate) steps: AtomicU64,
+    pub(crate) prefill_tokens: AtomicU64,
+    pub(crate) reused_tokens: AtomicU64,
+    pub(crate) decisions: AtomicU64,
+    pub(crate) decided_tokens: AtomicU64,
+    pub(crate) generated_tokens: AtomicU64,
+    pub(crate) evictions: AtomicU64,
+    pub(crate) sessions: AtomicU64,
+    pub(crate) waiting: AtomicU64,
+    pub(crate) pages_held: AtomicU64,
+    pub(crate) pages_cached: AtomicU64,
+}
+
+/// Where a job starts: what is there, and the tokens still to compute.
+struct Start {
+    sequence: Sequence,
+    tokens: Vec<u32>,
+    /// Tokens of the sequence that were found resident.
+    reused: usize,
+}
+
+/// Bounds of the schedule.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Prefill tokens in a step.
+    pub(crate) chunk: usize,
+    /// Jobs that may wait.
+    pub(crate) queue: usize,
+    /// Tokens that a session may hold.
+    pub(crate) context: usize,
+}
+
+impl Limits {
+    /// Rows of a step at most: decisions and replies beside a chunk.
+    pub(crate) fn rows(&self) -> usize {
+        3 * self.chunk
+    }
+}
+
+/// The thread's state.
+pub(crate) struct Scheduler<B: Backend> {
+    model: Llama<B>,
+    tokenizer: Arc<Tokenizer>,
+    pages: Pages,
+    limits: Limits,
+    sessions: HashMap<SequenceId, Sequence>,
+    jobs: VecDeque<Job>,
+    gauges: Arc<Gauges>,
+    /// Seeds replies that name no seed.
+    seeds: u64,
+}
+
+impl<B: Backend> Scheduler<B> {
+    pub(crate) fn new(
+        model: Llama<B>,
+        tokenizer: Arc<Tokenizer>,
+        pages: usize,
+        limits: Limits,
+        gauges: Arc<Gauges>,
+    ) -> Self {
+        let seeds = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_nanos() as u64);
+        Self {
+            model,
+            tokenizer,
+            pages: Pages::new(pages),
+            limits,
+            sessions: HashMap::new(),
+            jobs: VecDeque::new(),
+            gauges,
+            seeds,
+        }
+    }
+
+    /// Serves commands until told to stop or nobody can send any more.
+    pub(crate) fn run(mut self, commands: &mpsc::Receiver<Command>) {
+        loop {
+            // Nothing to compute: sleep until somebody asks.
+            if self.jobs.is_empty() {
+                self.publish();
+                match commands.recv() {
+                    Ok(Command::Stop) | Err(_) => break,
+                    Ok(command) => self.accept(command),
+                }
+            }
+            loop {
+                match commands.try_recv() {
+                    Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return self.stop(),
+                    Ok(command) => self.accept(command),
+                    Err(mpsc::TryRecvError::Empty) => break,
+                }
+            }
+            self.drop_abandoned();
+            self.step();
+            if cfg!(debug_assertions) {
+                self.pages.check();
+            }
+            self.publish();
+        }
+        self.stop();
+    }
+
+    fn accept(&mut self, command: Command) {
+        match command {
+            Command::Grow { id, base, tokens, reply } => match self.base(base, tokens) {
+                Ok(start) => self.grow(id, start, reply),
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            Command::Read { base, suffixes, reply } => match self.read(base, suffixes) {
+                Ok(call) => call.borrow_mut().reply = Some(reply),
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            Command::Write { id, base, tokens, write, reply } => {
+                let outcome = self.base(base, tokens).map(|start| self.write(id, start, write));
+                drop(reply.send(outcome));
+            }
+            Command::Release { id } => {
+                if let Some(sequence) = self.sessions.remove(&id) {
+                    sequence.retire();
+                }
+                if let Some(place) = self.jobs.iter().position(|job| job.id == Some(id))
+                    && let Some(job) = self.jobs.remove(place)
+                {
+                    job.sequence.retire();
+                }
+            }
+            Command::Stop => unreachable!("handled by the loop"),
+        }
+    }
+
+    /// The sequence that a call starts from and what is left to compute.
+    /// Refuses what cannot be served to its end.
+    fn base(&mut self, base: Base, mut tokens: Vec<u32>) -> Result<Start, EngineError> {
+        self.admit()?;
+        let (sequence, reused) = match base {
+            Base::Root(root) => {
+                let mut sequence = Sequence::new(&self.pages, root);
+                let whole = sequence.reuse(&tokens);
+                if let Some(copy) = sequence.reuse_beginning(&tokens[whole..]) {
+                    self.copy(&copy);
+                }
+                tokens.drain(..sequence.len());
+                let reused = sequence.len();
+                (sequence, reused)
+            }
+            Base::Tip(id) => (self.fork(id, self.session(id)?.len())?, 0),
+            Base::Beginning(id) => {
+                let at = common(self.session(id)?.tokens(), &tokens);
+                tokens.drain(..at);
+                (self.fork(id, at)?, 0)
+            }
+        };
+        let refused = if sequence.len() + tokens.len() > self.limits.context {
+            Some(self.too_long(sequence.len() + tokens.len()))
+        } else {
+            let pages = sequence.pages_for(tokens.len());
+            (pages > self.pages.available()).then(|| self.full(Shortage { pages }))
+        };
+        match refused {
+            Some(error) => {
+                sequence.retire();
+                Err(error)
+            }
+            None => Ok(Start { sequence, tokens, reused }),
+        }
+    }
+
+    fn admit(&self) -> Result<(), EngineError> {
+        if self.jobs.len() < self.limits.queue {
+            return Ok(());
+        }
+        Err(EngineError::Busy { waiting: self.jobs.len(), limit: self.limits.queue })
+    }
+
+    fn session(&self, id: SequenceId) -> Result<&Sequence, EngineError> {
+        self.sessions.get(&id).ok_or(EngineError::Stopped)
+    }
+
+    fn fork(&mut self, id: SequenceId, at: usize) -> Result<Sequence, EngineError> {
+        let (child, copy) = self.session(id)?.fork(at).map_err(|shortage| self.full(shortage))?;
+        if let Some(copy) = copy {
+            self.copy(&copy);
+        }
+        Ok(child)
+    }
+
+    fn copy(&mut self, copy: &PageCopy) {
+        self.model.copy_page(copy.from.id(), copy.to, copy.tokens);
+    }
+
+    fn full(&self, shortage: Shortage) -> EngineError {
+        EngineError::Full { pages: shortage.pages, free: self.pages.available(), total: self.pages.total() }
+    }
+
+    fn too_long(&self, tokens: usize) -> EngineError {
+        EngineError::TooLong { tokens, limit: self.limits.context }
+    }
+
+    fn grow(&mut self, id: SequenceId, start: Start, reply: Reply<Grown>) {
+        self.gauges.reused_tokens.fetch_add(start.reused as u64, Relaxed);
+        let job = Job::new(Some(id), start, Then::Keep { reply });
+        if job.is_done() {
+            self.keep(job);
+        } else {
+            self.jobs.push_back(job);
+        }
+    }
+
+    /// A finished sequence becomes a session.
+    fn keep(&mut self, job: Job) {
+        let Job { id: Some(id), sequence, then: Then::Keep { reply }, reused, computed, .. } = job else {
+            unreachable!("only jobs that keep their sequence are kept")
+        };
+        let grown = Grown { tokens: sequence.len(), reused, computed };
+        self.sessions.insert(id, sequence);
+        if reply.send(Ok(grown)).is_err() {
+            // Whoever asked went away, and with them the handle.
+            self.release(id);
+        }
+    }
+
+    fn release(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.sessions.remove(&id) {
+            sequence.retire();
+        }
+    }
+
+    fn write(&mut self, id: SequenceId, start: Start, write: Write) {
+        self.seeds = self.seeds.wrapping_add(1);
+        let writer = Writer::new(write, Arc::clone(&self.tokenizer), self.seeds, start.tokens.len());
+        self.jobs.push_back(Job::new(Some(id), start, Then::Write(Box::new(writer))));
+    }
+
+    /// Queues a decision: forks of a session, one for each suffix. A head that
+    /// all suffixes share is computed once when that saves a page or more.
+    fn read(&mut self, base: Base, mut suffixes: Vec<Suffix>) -> Result<job::Call, EngineError> {
+        self.admit()?;
+        let (id, at) = match base {
+            Base::Root(_) => return Err(EngineError::Invalid("a decision needs a session".into())),
+            Base::Tip(id) => (id, self.session(id)?.len()),
+            Base::Beginning(id) => {
+                let held = self.session(id)?.tokens();
+                let at = suffixes.iter().map(|suffix| common(held, &suffix.tokens)).min().unwrap_or(0);
+                suffixes.iter_mut().for_each(|suffix| drop(suffix.tokens.drain(..at)));
+                (id, at)
+            }
+        };
+        let longest = suffixes.iter().map(|suffix| suffix.tokens.len()).max().unwrap_or(0);
+        if at + longest > self.limits.context {
+            return Err(self.too_long(at + longest));
+        }
+        let call = ReadCall::new(suffixes.len());
+        let head = common_head(&suffixes);
+        if suffixes.len().saturating_sub(1) * head >= PAGE_TOKENS {
+            let start = Start {
+                sequence: self.fork(id, at)?,
+                tokens: suffixes[0].tokens[..head].to_vec(),
+                reused: 0,
+            };
+            self.jobs.push_back(Job::new(None, start, Then::Head { head, suffixes, call: call.clone() }));
+            return Ok(call);
+        }
+        let mut forks = Vec::with_capacity(suffixes.len());
+        for (index, Suffix { tokens, wanted }) in suffixes.into_iter().enumerate() {
+            let start = Start { sequence: self.fork(id, at)?, tokens, reused: 0 };
+            forks.push(Job::new(None, start, Then::Read(Read { call: call.clone(), index, wanted })));
+        }
+        self.jobs.extend(forks);
+        Ok(call)
+    }
+
+    /// Gives up jobs whose caller went away.
+    fn drop_abandoned(&mut self) {
+        for _ in 0..self.jobs.len() {
+            let Some(job) = self.jobs.pop_front() else { return };
+            if job.is_abandoned() {
+                job.sequence.retire();
+            } else {
+                self.jobs.push_back(job);
+            }
+        }
+    }
+
+    fn publish(&self) {
+        let census = self.pages.census();
+        self.gauges.evictions.store(census.evictions, Relaxed);
+        self.gauges.pages_held.store(census.held as u64, Relaxed);
+        self.gauges.pages_cached.store(census.cached as u64, Relaxed);
+        self.gauges.sessions.store(self.sessions.len() as u64, Relaxed);
+        self.gauges.waiting.store(self.jobs.len() as u64, Relaxed);
+    }
+
+    fn stop(mut self) {
+        for job in std::mem::take(&mut self.jobs) {
+            job.fail(EngineError::Stopped);
+        }
+        self.sessions.clear();
+        self.publish();
+    }
+}
+
+/// Tokens that all suffixes start with, at least one short of the shortest.
+fn common_head(suffixes: &[Suffix]) -> usize {
+    let Some((first, rest)) = suffixes.split_first() else { return 0 };
+    let shortest = suffixes.iter().map(|suffix| suffix.tokens.len()).min().unwrap_or(0);
+    let shared = rest.iter().map(|other| common(&first.tokens, &other.tokens)).min();
+    shared.unwrap_or(0).min(shortest.saturating_sub(1))
+}
+
+/// How many tokens two sequences have in common from their start.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

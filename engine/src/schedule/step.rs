@@ -1,0 +1,294 @@
+//! One step: which rows of which jobs, and what follows from them.
+
+use std::collections::{HashSet, VecDeque};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forkpoint_kernels::{AttentionBatch, Backend, Group, PAGE_TOKENS, PageId, Slot, Span};
+
+use super::job::{Job, Read, Then};
+use super::{Scheduler, Start, Suffix};
+use crate::error::EngineError;
+use crate::kv::Chain;
+use crate::model::Step;
+
+/// A job's part of a step: its next `rows` pending tokens. None when it only
+/// waits for the logits of a tip that is there.
+struct Part {
+    job: Job,
+    rows: usize,
+}
+
+/// A step's rows as the model takes them.
+#[derive(Default)]
+struct Plan {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    slots: Vec<Slot>,
+    groups: Vec<Group>,
+    spans: Vec<Span>,
+    table: Vec<PageId>,
+}
+
+impl<B: Backend> Scheduler<B> {
+    /// Computes one step and hands on what it yields.
+    pub(super) fn step(&mut self) {
+        let mut parts = self.select();
+        self.reserve(&mut parts);
+        if parts.is_empty() {
+            return;
+        }
+        self.compute(&mut parts);
+        self.follow(parts);
+        self.gauges.steps.fetch_add(1, Relaxed);
+    }
+
+    /// Takes the jobs of this step off the queue: decisions first, then every
+    /// reply's next token, then prefill in turns with the rest of the budget.
+    fn select(&mut self) -> Vec<Part> {
+        let chunk = self.limits.chunk;
+        let mut waiting = std::mem::take(&mut self.jobs);
+        let mut parts = Vec::new();
+
+        let mut decisions = 2 * chunk;
+        waiting = self.take(waiting, &mut parts, |job| job.is_decision(), &mut decisions);
+        let mut replies = chunk;
+        waiting = self.take(waiting, &mut parts, |job| job.is_decode(), &mut replies);
+        // A prefill gives way to decisions and replies, but never starves.
+        let used = 3 * chunk - decisions - replies;
+        let mut prefill = chunk.saturating_sub(used).max(chunk.div_ceil(4));
+        waiting = self.take(waiting, &mut parts, |_| true, &mut prefill);
+        self.jobs = waiting;
+        parts
+    }
+
+    /// Takes jobs of a kind while the budget of rows lasts. Returns the others.
+    fn take(
+        &mut self,
+        waiting: VecDeque<Job>,
+        parts: &mut Vec<Part>,
+        kind: impl Fn(&Job) -> bool,
+        budget: &mut usize,
+    ) -> VecDeque<Job> {
+        let mut others = VecDeque::with_capacity(waiting.len());
+        let mut computing: HashSet<Chain> = HashSet::new();
+        for mut job in waiting {
+            if !kind(&job) || *budget == 0 {
+                others.push_back(job);
+                continue;
+            }
+            if !job.is_decision() && !job.is_decode() {
+                let found = job.reuse();
+                self.gauges.reused_tokens.fetch_add(found as u64, Relaxed);
+                // Whoever computes the same page this step computes it for both.
+                let twin = job.sequence.next_chain(job.pending()).is_some_and(|next| !computing.insert(next));
+                if twin {
+                    others.push_back(job);
+                    continue;
+                }
+            }
+            if job.is_done() && matches!(job.then, Then::Keep { .. }) {
+                self.keep(job);
+                continue;
+            }
+            let job = match self.with_something_to_read(job) {
+                Ok(job) => job,
+                Err((job, error)) => {
+                    job.fail(error);
+                    continue;
+                }
+            };
+            let rows = job.pending().len().min(*budget);
+            *budget -= rows;
+            parts.push(Part { job, rows });
+        }
+        others
+    }
+
+    /// A job with nothing left to compute reads its sequence's tip; where that
+    /// is missing, the last token is computed again.
+    fn with_something_to_read(&mut self, job: Job) -> Result<Job, (Job, EngineError)> {
+        if !job.is_done() || job.sequence.tip().is_some() {
+            return Ok(job);
+        }
+        if job.sequence.len() == 0 {
+            return Err((job, EngineError::Invalid("there is no token to continue from".into())));
+        }
+        match job.step_back() {
+            Ok((job, copy)) => {
+                if let Some(copy) = copy {
+                    self.copy(&copy);
+                }
+                Ok(job)
+            }
+            Err((job, shortage)) => Err((job, self.full(shortage))),
+        }
+    }
+
+    /// Makes room for every part's rows; a job that gets none fails.
+    fn reserve(&mut self, parts: &mut Vec<Part>) {
+        let mut kept = Vec::with_capacity(parts.len());
+        for mut part in parts.drain(..) {
+            match part.job.sequence.reserve(part.rows) {
+                Ok(()) => kept.push(part),
+                Err(shortage) => part.job.fail(self.full(shortage)),
+            }
+        }
+        *parts = kept;
+    }
+
+    /// Runs the model over all rows, and keeps the tips of finished jobs.
+    fn compute(&mut self, parts: &mut [Part]) {
+        let plan = Plan::of(parts);
+        if plan.tokens.is_empty() {
+            return;
+        }
+        self.model.forward(Step {
+            tokens: &plan.tokens,
+            positions: &plan.positions,
+            slots: &plan.slots,
+            batch: AttentionBatch { groups: &plan.groups, spans: &plan.spans, table: &plan.table },
+        });
+        let mut finished = Vec::new();
+        let mut row = 0;
+        for (index, part) in parts.iter_mut().enumerate().filter(|(_, part)| part.rows > 0) {
+            row += part.rows;
+            self.count(part);
+            part.job.advance(part.rows);
+            if part.job.is_done() {
+                finished.push((index, row as u32 - 1));
+            }
+        }
+        let rows: Vec<u32> = finished.iter().map(|&(_, row)| row).collect();
+        for ((index, _), tip) in finished.into_iter().zip(self.model.tips(&rows)) {
+            parts[index].job.sequence.set_tip(tip);
+        }
+    }
+
+    fn count(&self, part: &Part) {
+        let rows = part.rows as u64;
+        match &part.job.then {
+            Then::Head { call, .. } | Then::Read(Read { call, .. }) => {
+                call.borrow_mut().count(part.rows);
+                self.gauges.decided_tokens.fetch_add(rows, Relaxed);
+            }
+            // A reply's own tokens were counted when they were sampled.
+            Then::Write(_) if part.job.is_decode() => {}
+            Then::Keep { .. } | Then::Write(_) => {
+                self.gauges.prefill_tokens.fetch_add(rows, Relaxed);
+            }
+        }
+    }
+
+    /// Hands on what finished jobs yield; the others wait for the next step.
+    fn follow(&mut self, parts: Vec<Part>) {
+        let mut readers = Vec::new();
+        for Part { job, .. } in parts {
+            match &job.then {
+                _ if !job.is_done() => self.jobs.push_back(job),
+                Then::Keep { .. } => self.keep(job),
+                Then::Head { .. } => self.split(job),
+                Then::Read(_) | Then::Write(_) => readers.push(job),
+            }
+        }
+        let tips: Vec<Rc<[f32]>> = readers.iter().filter_map(|job| job.sequence.tip().cloned()).collect();
+        debug_assert_eq!(tips.len(), readers.len(), "a finished job has a tip");
+        let context = self.limits.context;
+        let gauges = &self.gauges;
+        let mut next: Vec<Option<u32>> = vec![None; readers.len()];
+        self.model.logits(&tips, |index, logits| {
+            let job = &mut readers[index];
+            match &mut job.then {
+                Then::Read(Read { call, index, wanted }) => {
+                    call.borrow_mut().put(*index, wanted.read(logits));
+                    gauges.decisions.fetch_add(1, Relaxed);
+                }
+                Then::Write(writer) => {
+                    // The sampled token itself needs room to be computed.
+                    let room = context.saturating_sub(job.sequence.len() + 1);
+                    let before = writer.generated;
+                    next[index] = writer.next(&job.sequence, logits, room);
+                    gauges.generated_tokens.fetch_add((writer.generated - before) as u64, Relaxed);
+                }
+                Then::Keep { .. } | Then::Head { .. } => unreachable!("handled above"),
+            }
+        });
+        for (mut job, next) in readers.into_iter().zip(next) {
+            match (next, job.id) {
+                (Some(token), _) => {
+                    job.push(token);
+                    self.jobs.push_back(job);
+                }
+                // A finished reply is a session of whoever holds its stream.
+                (None, Some(id)) => drop(self.sessions.insert(id, job.sequence)),
+                (None, None) => job.sequence.retire(),
+            }
+        }
+    }
+
+    /// The common head of a decision is computed: its suffixes fork from it.
+    fn split(&mut self, job: Job) {
+        let Job { sequence, then: Then::Head { head, suffixes, call }, .. } = job else {
+            unreachable!("only heads are split")
+        };
+        for (index, Suffix { mut tokens, wanted }) in suffixes.into_iter().enumerate() {
+            tokens.drain(..head);
+            let then = Then::Read(Read { call: call.clone(), index, wanted });
+            match sequence.fork(sequence.len()) {
+                Ok((fork, copy)) => {
+                    if let Some(copy) = copy {
+                        self.copy(&copy);
+                    }
+                    let start = Start { sequence: fork, tokens, reused: 0 };
+                    self.jobs.push_back(Job::new(None, start, then));
+                }
+                Err(shortage) => {
+                    let error = self.full(shortage);
+                    call.borrow_mut().fail(error);
+                    break;
+                }
+            }
+        }
+        sequence.retire();
+    }
+}
+
+impl Plan {
+    fn of(parts: &[Part]) -> Self {
+        let mut plan = Self::default();
+        let mut previous: Option<&Part> = None;
+        for part in parts.iter().filter(|part| part.rows > 0) {
+            let joins = previous.is_some_and(|before| same_call(&before.job, &part.job));
+            plan.push(part, joins);
+            previous = Some(part);
+        }
+        plan
+    }
+
+    /// Adds a part's rows, as a member of the last group where it `joins`.
+    fn push(&mut self, part: &Part, joins: bool) {
+        let sequence = &part.job.sequence;
+        let (row, position) = (self.tokens.len() as u32, sequence.len() as u32);
+        let pages = self.table.len();
+        self.tokens.extend_from_slice(&part.job.pending()[..part.rows]);
+        self.positions.extend(position..position + part.rows as u32);
+        self.slots.extend(sequence.slots(part.rows));
+        self.table.extend(sequence.page_ids());
+        let whole = (position as usize / PAGE_TOKENS) as u32;
+        match self.groups.last_mut().filter(|_| joins) {
+            Some(group) => {
+                let first = &self.table[self.spans[group.span as usize].pages as usize..pages];
+                let same = first.iter().zip(&self.table[pages..]).take_while(|(a, b)| a == b).count();
+                group.shared = group.shared.min(whole).min(same as u32);
+                group.spans += 1;
+            }
+            None => self.groups.push(Group { span: self.spans.len() as u32, spans: 1, shared: whole }),
+        }
+        self.spans.push(Span { row, rows: part.rows as u32, position, pages: pages as u32 });
+    }
+}
+
+/// Whether two jobs are suffixes of one decision, and so forks of one session.
+fn same_call(a: &Job, b: &Job) -> bool {
+    matches!((a.call(), b.call()), (Some(a), Some(b)) if Rc::ptr_eq(a, b))
+}

@@ -1,0 +1,261 @@
+//! Sessions from outside: what is reused, what is computed, what is refused,
+//! and that pages come back.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{data, engine};
+use forkpoint_engine::{
+    Conversation, Criteria, Engine, EngineError, Event, FinishReason, Generation, Message, Options, Question,
+    Role, Sampling,
+};
+
+fn tiny(options: &Options) -> Engine {
+    engine(&data("qwen3-tiny"), options)
+}
+
+fn talk(text: &str) -> Conversation {
+    Conversation { messages: vec![Message::new(Role::User, text)], tools: vec![] }
+}
+
+fn yes_or_no(instructions: &str) -> Question {
+    Question { instructions: instructions.into(), criteria: Criteria::Boolean { yes: None, no: None } }
+}
+
+fn greedy(max_tokens: u32) -> Sampling {
+    Sampling { temperature: 0.0, max_tokens: Some(max_tokens), ..Sampling::default() }
+}
+
+fn reply(max_tokens: u32) -> Generation {
+    Generation { sampling: greedy(max_tokens), ..Generation::default() }
+}
+
+/// Waits until no live session holds a page.
+async fn all_pages_back(engine: &Engine) {
+    for _ in 0..200 {
+        let counters = engine.counters();
+        if counters.pages_held == 0 && counters.sessions == 0 && counters.waiting == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("pages are still held: {:?}", engine.counters());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_computes_its_suffixes_and_a_reply_its_opening() {
+    let engine = tiny(&Options::default());
+    let mut session = engine.open(talk(&"A long story. ".repeat(60)), "").await.unwrap();
+    let opened = session.usage();
+    assert_eq!((opened.reused, opened.computed), (0, opened.tokens));
+    let prefilled = engine.counters().prefill_tokens;
+    assert_eq!(prefilled, u64::from(opened.tokens));
+
+    session.decide(&[yes_or_no("Is it long?"), yes_or_no("Is it short?")]).await.unwrap();
+    let decided = session.usage();
+    assert_eq!((decided.tokens, decided.computed, decided.decisions), (opened.tokens, opened.computed, 2));
+    // Two suffixes of one turn each: far less than the conversation.
+    assert!(decided.decided > 0 && decided.decided < 160, "{decided:?}");
+    let counters = engine.counters();
+    assert_eq!((counters.prefill_tokens, counters.decided_tokens), (prefilled, u64::from(decided.decided)));
+
+    let mut stream = session.generate(reply(5)).await.unwrap();
+    let ended = loop {
+        match stream.next().await.unwrap() {
+            Event::Text { .. } => {}
+            Event::End(ended) => break ended,
+            Event::Failed(error) => panic!("{error}"),
+        }
+    };
+    // The assistant's turn opens with a handful of tokens.
+    assert!((1..12).contains(&ended.prompt), "{ended:?}");
+    assert_eq!(engine.counters().prefill_tokens, prefilled + u64::from(ended.prompt));
+    drop((session, stream));
+    all_pages_back(&engine).await;
+
+    let again = engine.open(talk(&"A long story. ".repeat(60)), "").await.unwrap();
+    assert_eq!((again.usage().reused, again.usage().computed), (opened.tokens, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_are_added_without_a_second_prefill() {
+    let engine = tiny(&Options::default());
+    let mut session = engine.open(talk(&"Once more. ".repeat(40)), "").await.unwrap();
+    let before = session.usage();
+    let tokens = session
+        .append(&[Message::new(Role::Assistant, "Yes."), Message::new(Role::User, "And?")])
+        .await
+        .unwrap();
+    let after = session.usage();
+    assert_eq!(after.tokens, tokens);
+    assert_eq!(after.computed - before.computed, after.tokens - before.tokens);
+    // A draft is an assistant turn that the session holds.
+    let draft = session.draft(greedy(6)).await.unwrap();
+    let last = session.conversation().messages.last().unwrap();
+    assert_eq!((last.role, &last.content), (Role::Assistant, &draft.text));
+    // The whole, opened anew, has the same answers.
+    let question = [yes_or_no("Is it over?")];
+    let warm = session.decide(&question).await.unwrap();
+    let whole = session.conversation().clone();
+    let mut cold = engine.open(whole, "another tenant").await.unwrap();
+    assert_eq!(cold.decide(&question).await.unwrap(), warm);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_that_arrive_together_are_prefilled_once() {
+    let engine = tiny(&Options { chunk: 32, ..Options::default() });
+    let text = "The same words for everyone. ".repeat(50);
+    let opens: Vec<_> = (0..6)
+        .map(|_| {
+            let (engine, text) = (engine.clone(), text.clone());
+            tokio::spawn(async move { engine.open(talk(&text), "").await.unwrap() })
+        })
+        .collect();
+    let mut sessions = Vec::new();
+    for open in opens {
+        sessions.push(open.await.unwrap());
+    }
+    let tokens = u64::from(sessions[0].usage().tokens);
+    // Each computes its own last, unfilled page.
+    assert!(engine.counters().prefill_tokens < tokens + 6 * 16, "{:?} for {tokens}", engine.counters());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_fit_is_refused_with_numbers() {
+    let engine = tiny(&Options { context: 256, ..Options::default() });
+    match engine.open(talk(&"word ".repeat(400)), "").await {
+        Err(EngineError::TooLong { tokens, limit: 256 }) => assert!(tokens > 256),
+        other => panic!("{other:?}"),
+    }
+    // A cache of few pages that a live session holds.
+    let page = 16 * 2 * 2 * 64 * 8;
+    let engine = tiny(&Options { kv_memory: 12 * page, ..Options::default() });
+    let total = engine.counters().pages_total;
+    let held = engine.open(talk(&"word ".repeat(60)), "").await.unwrap();
+    match engine.open(talk(&"other ".repeat(100 * total as usize)), "").await {
+        Err(EngineError::Full { .. } | EngineError::TooLong { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    drop(held);
+    all_pages_back(&engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_cache_ends_a_reply_with_an_error_and_loses_no_page() {
+    let probe = tiny(&Options::default());
+    let bytes_per_page = Options::default().kv_memory / probe.counters().pages_total;
+    let engine = tiny(&Options { kv_memory: 10 * bytes_per_page, ..Options::default() });
+    let session = engine.open_text("one two three", "").await.unwrap();
+    let sampling = Sampling { max_tokens: Some(1000), seed: Some(3), ..Sampling::default() };
+    let streams = [0, 1, 2]
+        .map(|_| session.generate(Generation { sampling: sampling.clone(), ..Generation::default() }));
+    let mut failed = 0;
+    for stream in futures_join(streams).await {
+        match stream.unwrap().complete().await {
+            Err(EngineError::Full { total, .. }) => {
+                assert_eq!(total, 10);
+                failed += 1;
+            }
+            Ok(_) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(failed > 0, "three long replies cannot share ten pages");
+    drop(session);
+    all_pages_back(&engine).await;
+}
+
+async fn futures_join<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut all = Vec::new();
+    for future in futures {
+        all.push(future.await);
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_away_leaves_nothing_behind() {
+    let engine = tiny(&Options { chunk: 4, ..Options::default() });
+    // In the middle of a prefill, of a decision, of a reply.
+    let open = engine.open(talk(&"Never mind. ".repeat(80)), "");
+    assert!(tokio::time::timeout(Duration::from_millis(2), open).await.is_err());
+    let mut session = engine.open(talk("Never mind."), "").await.unwrap();
+    let questions: Vec<Question> = (0..200).map(|n| yes_or_no(&format!("Is it {n}?"))).collect();
+    let decide = session.decide(&questions);
+    assert!(tokio::time::timeout(Duration::from_millis(2), decide).await.is_err());
+    let mut stream = session.generate(reply(10_000)).await.unwrap();
+    stream.next().await.unwrap();
+    drop((stream, session));
+    all_pages_back(&engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_ends_where_it_should() {
+    let engine = tiny(&Options { context: 128, ..Options::default() });
+    let session = engine.open(talk("Hello"), "").await.unwrap();
+    let seeded = |max_tokens, stop: &[&str]| Generation {
+        sampling: Sampling {
+            seed: Some(5),
+            max_tokens,
+            stop: stop.iter().map(|&s| s.into()).collect(),
+            ..Sampling::default()
+        },
+        ..Generation::default()
+    };
+    let run = async |generation| session.generate(generation).await.unwrap().complete().await.unwrap();
+    let long = run(seeded(Some(40), &[])).await;
+    let short = run(seeded(Some(3), &[])).await;
+    assert_eq!((short.tokens, short.reason), (3, FinishReason::Length));
+    assert!(long.text.starts_with(short.text.trim_end_matches('\u{fffd}')));
+    // A string out of the reply itself, cut off with what follows it.
+    let stop: String = long.text.chars().filter(|c| c.is_ascii_alphanumeric()).take(1).collect();
+    let cut = run(seeded(Some(40), &[&stop])).await;
+    assert_eq!(cut.reason, FinishReason::Stop);
+    assert_eq!(cut.text, long.text[..long.text.find(&stop).unwrap()]);
+    // Without a bound the context window ends it.
+    let unbounded = run(seeded(None, &[])).await;
+    assert!(unbounded.tokens <= 128);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_arguments_are_named() {
+    let engine = tiny(&Options::default());
+    let mut session = engine.open(talk("Hello"), "").await.unwrap();
+    let invalid = |error: Option<EngineError>| match error {
+        Some(EngineError::Invalid(message)) => message,
+        other => panic!("{other:?}"),
+    };
+    let hot = Generation {
+        sampling: Sampling { temperature: -1.0, ..Sampling::default() },
+        ..Generation::default()
+    };
+    let message = invalid(session.generate(hot).await.err());
+    assert_eq!(message, "temperature must be from 0 to 100, got -1");
+    let message = invalid(session.decide(&[yes_or_no("Is it?"), yes_or_no("")]).await.err());
+    assert!(message.starts_with("question 1: "), "{message}");
+    let mut plain = engine.open_text("Hello", "").await.unwrap();
+    let message = invalid(plain.decide(&[yes_or_no("Is it?")]).await.err());
+    assert!(message.contains("plain text"), "{message}");
+    let message = invalid(engine.open_tokens(&[u32::MAX], "").await.err());
+    assert!(message.contains("4294967295"), "{message}");
+    let message = invalid(engine.open_text("", "").await.err());
+    assert!(message.contains("at least one token"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_answers_whoever_waits() {
+    let engine = tiny(&Options { chunk: 1, ..Options::default() });
+    let session = engine.open(talk("Hello"), "").await.unwrap();
+    let waiting = {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.open(talk(&"Too late. ".repeat(100)), "").await })
+    };
+    let stream = session.generate(reply(10_000)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let stopper = engine.clone();
+    tokio::task::spawn_blocking(move || stopper.stop()).await.unwrap();
+    assert!(matches!(waiting.await.unwrap(), Err(EngineError::Stopped)));
+    assert!(matches!(stream.complete().await, Err(EngineError::Stopped) | Ok(_)));
+    assert!(matches!(engine.open(talk("Hello"), "").await, Err(EngineError::Stopped)));
+}

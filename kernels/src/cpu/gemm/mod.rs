@@ -1,0 +1,180 @@
+//! Matrix products of activations with weights.
+//!
+//! One panel of 16 outputs meets a run of rows at a time. A kernel takes rows in
+//! tiles of its own size, but adds each row's products in the order of the
+//! inputs whatever the tile, so that a row's result does not depend on its
+//! neighbours.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+
+use super::{
+    Matrix, Path, Rows,
+    pool::{Pool, share},
+    quantise::{QBlock, quantise_row},
+    weights::{BLOCK, LANES, by_packing},
+};
+use crate::Format;
+
+/// Rows that pass by a panel before the next panel is loaded: their activations
+/// stay in the second-level cache.
+const ROWS: usize = 64;
+/// Bytes of activations that should stay in that cache.
+const CACHE: usize = 256 * 1024;
+/// Multiplications under which a call stays on one thread.
+const SMALL: usize = 128 * 1024;
+
+/// Activations as int8, reused from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    blocks: Vec<QBlock>,
+}
+
+/// What a kernel reads: a run of rows of one panel's inputs.
+#[derive(Clone, Copy)]
+struct Input<'a, T> {
+    data: &'a [T],
+    /// Elements from one row to the next.
+    stride: usize,
+    rows: usize,
+}
+
+impl<'a, T> Input<'a, T> {
+    fn row(&self, row: usize) -> &'a [T] {
+        &self.data[row * self.stride..][..self.stride]
+    }
+}
+
+/// Where a kernel's results go: up to 16 outputs of each row.
+#[derive(Clone, Copy)]
+struct Output {
+    start: *mut f32,
+    stride: usize,
+    lanes: usize,
+}
+
+impl Output {
+    /// Writes a row's outputs.
+    ///
+    /// # Safety
+    /// `row` is one of the call's rows, and nobody else touches its outputs.
+    #[inline(always)]
+    unsafe fn put(self, row: usize, values: &[f32; LANES]) {
+        // SAFETY: `lanes` numbers from `start + row · stride` are this panel's
+        // part of the row, by the contract.
+        unsafe {
+            let to = self.start.add(row * self.stride);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), to, self.lanes);
+        }
+    }
+}
+
+/// `out = x · Wᵀ` for each pair.
+pub(crate) fn linear(
+    path: Path,
+    pool: &mut Pool,
+    scratch: &mut Scratch,
+    x: &Rows,
+    outputs: &mut [(&Matrix, &mut Rows)],
+) {
+    let (rows, inputs) = (x.len(), x.width());
+    for (matrix, out) in outputs.iter_mut() {
+        assert_eq!(matrix.inputs(), inputs, "inputs of the matrix and width of the rows");
+        assert_eq!(matrix.outputs(), out.width(), "outputs of the matrix and width of the result");
+        out.set_len(rows);
+    }
+    if rows == 0 {
+        return;
+    }
+    let blocks = &mut scratch.blocks;
+    if outputs.iter().any(|(matrix, _)| matrix.quantised()) {
+        let per_row = inputs / BLOCK;
+        if blocks.len() < rows * per_row {
+            blocks.resize(rows * per_row, QBlock::ZERO);
+        }
+        pool.chunks(&mut blocks[..rows * per_row], per_row, rows * inputs, &|row, blocks| {
+            quantise_row(path, x.row(row), blocks);
+        });
+    }
+    let blocks = &*blocks;
+    let outputs = &*outputs;
+    let panels: usize = outputs.iter().map(|(matrix, _)| matrix.panels()).sum();
+    let chunk = ROWS.min(CACHE / (inputs * 2)).max(8);
+    let part = |thread: usize, threads: usize| {
+        let mine = share(panels, thread, threads);
+        for first in (0..rows).step_by(chunk) {
+            let run = first..rows.min(first + chunk);
+            let mut before = 0;
+            for (matrix, out) in outputs {
+                let (start, end) = (mine.start.max(before), mine.end.min(before + matrix.panels()));
+                for panel in start..end {
+                    product(path, matrix, panel - before, x, blocks, run.clone(), out);
+                }
+                before += matrix.panels();
+            }
+        }
+    };
+    if rows * panels * LANES * inputs < SMALL {
+        part(0, 1);
+    } else {
+        let threads = pool.threads();
+        pool.run(&|thread| part(thread, threads));
+    }
+}
+
+/// One panel of `matrix` with a run of rows.
+fn product(
+    path: Path,
+    matrix: &Matrix,
+    panel: usize,
+    x: &Rows,
+    blocks: &[QBlock],
+    run: std::ops::Range<usize>,
+    out: &Rows,
+) {
+    let (inputs, rows) = (matrix.inputs(), run.len());
+    let per_row = inputs / BLOCK;
+    let weights = matrix.panel(panel);
+    let output = Output {
+        // SAFETY: the panel's first output in the run's first row lies in `out`,
+        // whose length is set.
+        start: unsafe { out.ptr().add(run.start * out.width() + panel * LANES) },
+        stride: out.width(),
+        lanes: LANES.min(matrix.outputs() - panel * LANES),
+    };
+    // SAFETY: each panel and run is handed out once, so nobody else writes these
+    // outputs, which `linear` borrows mutably; a `Cpu` takes a path only if the
+    // processor has it.
+    unsafe {
+        by_packing!(matrix.format(), P => {
+            let input = Input { data: &blocks[run.start * per_row..run.end * per_row], stride: per_row, rows };
+            match path {
+                #[cfg(target_arch = "x86_64")]
+                Path::Avx2 => avx2::quantised::<P>(weights, input, output),
+                #[cfg(target_arch = "x86_64")]
+                Path::Avx512 => avx512::quantised::<P>(weights, input, output),
+                _ => scalar::quantised::<P>(weights, input, output),
+            }
+        }, _ => {
+            let input = Input { data: &x.as_slice()[run.start * inputs..run.end * inputs], stride: inputs, rows };
+            match (path, matrix.format()) {
+                #[cfg(target_arch = "x86_64")]
+                (Path::Avx2, Format::F32) => avx2::plain::<avx2::F32>(weights, input, output),
+                #[cfg(target_arch = "x86_64")]
+                (Path::Avx2, Format::F16) => avx2::plain::<avx2::F16>(weights, input, output),
+                #[cfg(target_arch = "x86_64")]
+                (Path::Avx2, _) => avx2::plain::<avx2::Bf16>(weights, input, output),
+                #[cfg(target_arch = "x86_64")]
+                (Path::Avx512, Format::F32) => avx512::plain::<avx512::F32>(weights, input, output),
+                #[cfg(target_arch = "x86_64")]
+                (Path::Avx512, Format::F16) => avx512::plain::<avx512::F16>(weights, input, output),
+                #[cfg(target_arch = "x86_64")]
+                (Path::Avx512, _) => avx512::plain::<avx512::Bf16>(weights, input, output),
+                (_, format) => scalar::plain(format, weights, input, output),
+            }
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! The arena of key and value pages.
+//!
+//! `[layer][page][head]{K, V}`, bf16. A head's keys in a page are
+//! `[D/2][16 tokens][2]`, its values `[8 token pairs][D][2]`: in either, a
+//! 32-bit lane holds two neighbours of the dimension that is summed over, so one
+//! load serves two steps of a dot product for 16 tokens or dimensions.
+
+use half::bf16;
+
+use super::{Rows, arena::Arena};
+use crate::{KernelError, KvShape, PAGE_TOKENS, PageId, Slot};
+
+/// Pages of keys and values.
+#[derive(Debug)]
+pub struct Kv {
+    shape: KvShape,
+    data: Arena<u16>,
+}
+
+impl Kv {
+    pub(super) fn new(shape: KvShape) -> Result<Self, KernelError> {
+        let dim = shape.head_dim;
+        if dim == 0 || !dim.is_multiple_of(16) || dim > super::attention::MAX_HEAD_DIM {
+            return Err(KernelError::Shape {
+                what: "a head's dimension",
+                expected: "a multiple of 16 up to 256",
+                got: dim,
+            });
+        }
+        let numbers = shape
+            .layers
+            .checked_mul(shape.pages)
+            .and_then(|n| n.checked_mul(shape.heads))
+            .and_then(|n| n.checked_mul(2 * PAGE_TOKENS * dim))
+            .unwrap_or(usize::MAX);
+        Ok(Self { shape, data: Arena::new(numbers)? })
+    }
+
+    /// What the arena holds.
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// Numbers of one head's keys in a page, and of its values.
+    fn head_numbers(&self) -> usize {
+        PAGE_TOKENS * self.shape.head_dim
+    }
+
+    /// Where a head's keys start; its values follow.
+    fn start(&self, layer: usize, page: PageId, head: usize) -> usize {
+        let KvShape { layers, heads, pages, .. } = self.shape;
+        assert!(layer < layers && (page as usize) < pages && head < heads, "page {page}, layer {layer}");
+        ((layer * pages + page as usize) * heads + head) * 2 * self.head_numbers()
+    }
+
+    /// A head's keys and values in a page.
+    pub(super) fn head(&self, layer: usize, page: PageId, head: usize) -> (&[u16], &[u16]) {
+        self.data.as_slice()[self.start(layer, page, head)..][..2 * self.head_numbers()]
+            .split_at(self.head_numbers())
+    }
+
+    fn head_mut(&mut self, layer: usize, page: PageId, head: usize) -> (&mut [u16], &mut [u16]) {
+        let (start, numbers) = (self.start(layer, page, head), self.head_numbers());
+        self.data.as_mut_slice()[start..][..2 * numbers].split_at_mut(numbers)
+    }
+
+    pub(super) fn store(&mut self, layer: usize, k: &Rows, v: &Rows, slots: &[Slot]) {
+        let (heads, dim) = (self.shape.heads, self.shape.head_dim);
+        for rows in [k, v] {
+            assert_eq!(rows.width(), heads * dim, "width of keys and values");
+            assert_eq!(rows.len(), slots.len(), "rows of keys and values, and their slots");
+        }
+        for (row, slot) in slots.iter().enumerate() {
+            let offset = slot.offset as usize;
+            assert!(offset < PAGE_TOKENS, "offset {offset} in a page");
+            let (k, v) = (k.row(row), v.row(row));
+            for head in 0..heads {
+                let (keys, values) = self.head_mut(layer, slot.page, head);
+                for (pair, k) in k[head * dim..][..dim].as_chunks::<2>().0.iter().enumerate() {
+                    let at = (pair * PAGE_TOKENS + offset) * 2;
+                    keys[at] = bf16::from_f32(k[0]).to_bits();
+                    keys[at + 1] = bf16::from_f32(k[1]).to_bits();
+                }
+                let pair = &mut values[offset / 2 * 2 * dim..][..2 * dim];
+                for (to, &v) in pair[offset % 2..].iter_mut().step_by(2).zip(&v[head * dim..][..dim]) {
+                    *to = bf16::from_f32(v).to_bits();
+                }
+            }
+        }
+    }
+
+    pub(super) fn copy_page(&mut self, from: PageId, to: PageId, tokens: usize) {
+        assert!(tokens <= PAGE_TOKENS, "{tokens} tokens of a page");
+        let (dim, numbers) = (self.shape.head_dim, self.head_numbers());
+        for layer in 0..self.shape.layers {
+            for head in 0..self.shape.heads {
+                let (from, to) = (self.start(layer, from, head), self.start(layer, to, head));
+                let data = self.data.as_mut_slice();
+                for pair in (0..numbers).step_by(2 * PAGE_TOKENS) {
+                    data.copy_within(from + pair..from + pair + 2 * tokens, to + pair);
+                }
+                let (from, to) = (from + numbers, to + numbers);
+                let whole = tokens / 2 * 2 * dim;
+                data.copy_within(from..from + whole, to);
+                if tokens % 2 == 1 {
+                    for i in (whole..whole + 2 * dim).step_by(2) {
+                        data[to + i] = data[from + i];
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape { layers: 2, heads: 2, head_dim: 16, pages: 3 };
+
+    fn rows(tokens: usize, from: f32) -> Rows {
+        let mut rows = Rows::new(tokens, 32);
+        rows.set_len(tokens);
+        // Whole numbers up to 256 are bf16 numbers.
+        rows.as_mut_slice().iter_mut().enumerate().for_each(|(i, v)| *v = from + (i % 200) as f32);
+        rows
+    }
+
+    fn key(kv: &Kv, layer: usize, page: PageId, head: usize, token: usize, d: usize) -> f32 {
+        bf16::from_bits(kv.head(layer, page, head).0[(d / 2 * 16 + token) * 2 + d % 2]).to_f32()
+    }
+
+    fn value(kv: &Kv, layer: usize, page: PageId, head: usize, token: usize, d: usize) -> f32 {
+        bf16::from_bits(kv.head(layer, page, head).1[(token / 2 * 16 + d) * 2 + token % 2]).to_f32()
+    }
+
+    #[test]
+    fn a_page_holds_what_was_stored_and_a_copy_its_first_tokens() {
+        let mut kv = Kv::new(SHAPE).unwrap();
+        let (k, v) = (rows(16, 1.0), rows(16, 2.0));
+        let slots: Vec<Slot> = (0..16).map(|offset| Slot { page: 1, offset }).collect();
+        for layer in 0..2 {
+            kv.store(layer, &k, &v, &slots);
+        }
+        for tokens in 0..=16 {
+            let mut kv = Kv { shape: SHAPE, data: Arena::new(kv.data.len()).unwrap() };
+            for layer in 0..2 {
+                kv.store(layer, &k, &v, &slots);
+            }
+            kv.copy_page(1, 2, tokens);
+            for (layer, head, token, d) in
+                (0..2 * 2 * 16 * 16).map(|i| (i / 512, i / 256 % 2, i / 16 % 16, i % 16))
+            {
+                let at = head * 16 + d;
+                assert_eq!(key(&kv, layer, 1, head, token, d), k.row(token)[at]);
+                assert_eq!(value(&kv, layer, 1, head, token, d), v.row(token)[at]);
+                let copied = token < tokens;
+                assert_eq!(key(&kv, layer, 2, head, token, d), if copied { k.row(token)[at] } else { 0.0 });
+                assert_eq!(value(&kv, layer, 2, head, token, d), if copied { v.row(token)[at] } else { 0.0 });
+            }
+        }
+        assert!(kv.head(0, 0, 0).0.iter().all(|&bits| bits == 0), "other pages stay");
+    }
+
+    #[test]
+    fn shapes_that_no_kernel_has_are_refused() {
+        for head_dim in [0, 8, 24, 272] {
+            let error = Kv::new(KvShape { head_dim, ..SHAPE }).unwrap_err();
+            assert!(matches!(error, KernelError::Shape { got, .. } if got == head_dim));
+        }
+    }
+}

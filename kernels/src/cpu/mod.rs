@@ -1,0 +1,225 @@
+//! The processor as a device.
+//!
+//! [`Cpu`] runs each operation on its threads together. What costs time, the
+//! matrix products and attention, has a kernel per [`Path`]; the rest is one
+//! body of plain Rust that the compiler vectorises for each.
+
+mod arena;
+mod attention;
+mod gemm;
+mod kv;
+mod path;
+mod pool;
+mod quantise;
+mod rows;
+mod rowwise;
+mod weights;
+
+pub use kv::Kv;
+pub use path::Path;
+pub use rows::Rows;
+pub use weights::Matrix;
+
+use self::{pool::Pool, rowwise::Angles};
+use crate::{
+    Activation, Attention, AttentionBatch, Backend, HostMatrix, KernelError, KvShape, PageId, Rope, Slot,
+};
+
+/// Angle tables that are kept: a model has one rotary embedding, or one for its
+/// windowed layers and one for the others.
+const ROPES: usize = 2;
+
+/// This machine's processor.
+pub struct Cpu {
+    path: Path,
+    pool: Pool,
+    products: gemm::Scratch,
+    attention: attention::Scratch,
+    angles: [Angles; ROPES],
+    /// The table to compute anew when none fits.
+    oldest: usize,
+}
+
+impl Cpu {
+    /// The best path that this processor has, or the one that the environment
+    /// variable `FORKPOINT_CPU` names: `scalar`, `avx2` or `avx512`. Runs on
+    /// `threads` threads, the caller's among them.
+    ///
+    /// # Errors
+    /// [`KernelError::UnknownPath`] and [`KernelError::Path`] when
+    /// `FORKPOINT_CPU` asks for what there is not.
+    pub fn detect(threads: usize) -> Result<Self, KernelError> {
+        Self::with_path(Path::detect()?, threads)
+    }
+
+    /// A given path, on `threads` threads, the caller's among them.
+    ///
+    /// # Errors
+    /// [`KernelError::Path`] when the processor lacks what the path needs.
+    pub fn with_path(path: Path, threads: usize) -> Result<Self, KernelError> {
+        if !path.available() {
+            return Err(KernelError::Path { path: path.name(), needs: path.needs() });
+        }
+        Ok(Self {
+            path,
+            pool: Pool::new(threads),
+            products: gemm::Scratch::default(),
+            attention: attention::Scratch::default(),
+            angles: Default::default(),
+            oldest: 0,
+        })
+    }
+
+    /// The path in use.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Threads in use, the caller's included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Calls `f(i, row i)` for each row that is set; `cost` is the count of
+    /// elementary operations for one number.
+    fn each_row(&mut self, rows: &mut Rows, cost: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let (len, width) = (rows.len(), rows.width());
+        if len > 0 {
+            self.pool.chunks(rows.as_mut_slice(), width, len * width * cost, &f);
+        }
+    }
+}
+
+impl Backend for Cpu {
+    type Matrix = Matrix;
+    type Vector = Vec<f32>;
+    type Rows = Rows;
+    type Kv = Kv;
+
+    fn describe(&self) -> String {
+        let threads = self.threads();
+        format!("{}, {threads} thread{}", self.path.name(), if threads == 1 { "" } else { "s" })
+    }
+
+    fn matrix(&mut self, source: &HostMatrix<'_>) -> Result<Matrix, KernelError> {
+        Matrix::new(source, &mut self.pool)
+    }
+
+    fn vector(&mut self, source: &[f32]) -> Vec<f32> {
+        source.to_vec()
+    }
+
+    fn rows(&mut self, capacity: usize, width: usize) -> Rows {
+        Rows::new(capacity, width)
+    }
+
+    fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
+        Kv::new(shape)
+    }
+
+    fn write(&mut self, to: &mut Rows, from: &[f32]) {
+        assert!(from.len().is_multiple_of(to.width()), "whole rows of {}, got {}", to.width(), from.len());
+        to.set_len(from.len() / to.width());
+        to.as_mut_slice().copy_from_slice(from);
+    }
+
+    fn read<'a>(&'a self, from: &'a Rows, row: usize) -> &'a [f32] {
+        from.row(row)
+    }
+
+    fn embed(&mut self, table: &Matrix, tokens: &[u32], scale: f32, out: &mut Rows) {
+        assert_eq!(table.inputs(), out.width(), "width of the table and of the rows");
+        let path = self.path;
+        out.set_len(tokens.len());
+        self.each_row(out, 4, |i, row| {
+            table.row(tokens[i] as usize, row);
+            if scale != 1.0 {
+                rowwise::scale(path, row, scale);
+            }
+        });
+    }
+
+    fn gather(&mut self, from: &Rows, rows: &[u32], out: &mut Rows) {
+        assert_eq!(from.width(), out.width(), "width of the rows");
+        out.set_len(rows.len());
+        self.each_row(out, 1, |i, row| row.copy_from_slice(from.row(rows[i] as usize)));
+    }
+
+    fn rms_norm(&mut self, x: &Rows, gain: &Vec<f32>, eps: f32, out: &mut Rows) {
+        assert_eq!((x.width(), gain.len()), (out.width(), out.width()), "width of the rows and the gain");
+        let path = self.path;
+        out.set_len(x.len());
+        self.each_row(out, 1, |i, out| rowwise::rms_norm(path, x.row(i), gain, eps, out));
+    }
+
+    fn head_norm(&mut self, x: &mut Rows, gain: &Vec<f32>, eps: f32) {
+        assert!(x.width().is_multiple_of(gain.len()), "heads of {} in {}", gain.len(), x.width());
+        let path = self.path;
+        self.each_row(x, 1, |_, row| rowwise::head_norm(path, row, gain, eps));
+    }
+
+    fn linear(&mut self, x: &Rows, outputs: &mut [(&Matrix, &mut Rows)]) {
+        gemm::linear(self.path, &mut self.pool, &mut self.products, x, outputs);
+    }
+
+    fn bias(&mut self, x: &mut Rows, bias: &Vec<f32>) {
+        assert_eq!(x.width(), bias.len(), "width of the rows and the bias");
+        let path = self.path;
+        self.each_row(x, 1, |_, row| rowwise::add(path, row, bias));
+    }
+
+    fn rope(&mut self, x: &mut Rows, positions: &[u32], rope: &Rope) {
+        assert_eq!(x.len(), positions.len(), "rows and their positions");
+        let head = 2 * rope.frequencies.len();
+        assert!(x.width().is_multiple_of(head), "heads of {head} in {}", x.width());
+        let table = self.angles.iter().position(|angles| angles.fit(positions, rope)).unwrap_or_else(|| {
+            let table = self.oldest;
+            self.angles[table].compute(positions, rope);
+            self.oldest = (table + 1) % ROPES;
+            table
+        });
+        let (path, len, width) = (self.path, x.len(), x.width());
+        let angles = &self.angles[table];
+        if len > 0 {
+            self.pool.chunks(x.as_mut_slice(), width, len * width, &|i, row| {
+                let (cos, sin) = angles.row(i);
+                rowwise::rotate(path, row, cos, sin, rope.pairing);
+            });
+        }
+    }
+
+    fn store(&mut self, kv: &mut Kv, layer: usize, k: &Rows, v: &Rows, slots: &[Slot]) {
+        kv.store(layer, k, v, slots);
+    }
+
+    fn attend(
+        &mut self,
+        attention: &Attention,
+        q: &Rows,
+        kv: &Kv,
+        layer: usize,
+        batch: AttentionBatch<'_>,
+        out: &mut Rows,
+    ) {
+        let Self { path, pool, attention: scratch, .. } = self;
+        attention::attend(*path, pool, scratch, attention, q, kv, layer, batch, out);
+    }
+
+    fn gate(&mut self, activation: Activation, gate: &mut Rows, up: &Rows) {
+        assert_eq!((gate.len(), gate.width()), (up.len(), up.width()), "shape of gate and up");
+        let path = self.path;
+        self.each_row(gate, 8, |i, row| rowwise::gate(path, activation, row, up.row(i)));
+    }
+
+    fn add(&mut self, x: &mut Rows, y: &Rows) {
+        assert_eq!((x.len(), x.width()), (y.len(), y.width()), "shape of both");
+        let path = self.path;
+        self.each_row(x, 1, |i, row| rowwise::add(path, row, y.row(i)));
+    }
+
+    fn copy_page(&mut self, kv: &mut Kv, from: PageId, to: PageId, tokens: usize) {
+        kv.copy_page(from, to, tokens);
+    }
+}

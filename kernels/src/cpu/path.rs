@@ -1,0 +1,125 @@
+//! Which instructions the kernels use.
+
+use crate::KernelError;
+
+/// A family of kernels, chosen once at run time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Path {
+    /// Plain Rust: the reference, and what any processor runs.
+    Scalar,
+    /// AVX2, FMA and F16C: x86-64-v3.
+    Avx2,
+    /// AVX-512 F, BW, VL and VNNI.
+    Avx512,
+}
+
+impl Path {
+    /// All paths, the fastest first.
+    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Scalar];
+
+    /// The word for it in `FORKPOINT_CPU`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// The features that it needs.
+    pub(super) const fn needs(self) -> &'static str {
+        match self {
+            Self::Scalar => "nothing",
+            Self::Avx2 => "avx2, fma and f16c",
+            Self::Avx512 => "avx512f, avx512bw, avx512vl, avx512vnni, avx2, fma and f16c",
+        }
+    }
+
+    /// Whether this processor, under this system, can run it.
+    #[must_use]
+    pub fn available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            match self {
+                Self::Scalar => true,
+                Self::Avx2 => avx2,
+                Self::Avx512 => {
+                    avx2 && is_x86_feature_detected!("avx512f")
+                        && is_x86_feature_detected!("avx512bw")
+                        && is_x86_feature_detected!("avx512vl")
+                        && is_x86_feature_detected!("avx512vnni")
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Scalar
+        }
+    }
+
+    /// The path that `FORKPOINT_CPU` forces, else the best there is.
+    pub(super) fn detect() -> Result<Self, KernelError> {
+        let Some(forced) = std::env::var_os("FORKPOINT_CPU") else {
+            let best = Self::ALL.into_iter().find(|path| path.available());
+            return Ok(best.expect("scalar code runs anywhere"));
+        };
+        let word = forced.to_string_lossy();
+        Self::named(&word).ok_or_else(|| KernelError::UnknownPath(word.into_owned()))
+    }
+
+    fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|path| path.name() == word)
+    }
+}
+
+/// Defines a function over plain slices that is compiled once for each path and
+/// called with the path first. The compiler vectorises the body; it never
+/// reorders or contracts floating point, so results are the same on each.
+macro_rules! vectorised {
+    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block) => {
+        $(#[$doc])*
+        pub(crate) fn $name(path: $crate::cpu::Path, $($arg: $type),*) {
+            #[inline(always)]
+            fn body($($arg: $type),*) $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2")]
+            fn avx2($($arg: $type),*) {
+                body($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+            fn avx512($($arg: $type),*) {
+                body($($arg),*)
+            }
+
+            match path {
+                // SAFETY: a `Cpu` takes a path only if the processor has it.
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::Path::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::cpu::Path::Avx512 => unsafe { avx512($($arg),*) },
+                _ => body($($arg),*),
+            }
+        }
+    };
+}
+pub(crate) use vectorised;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words() {
+        assert_eq!(Path::named("avx2"), Some(Path::Avx2));
+        assert_eq!(Path::named("AVX2"), None);
+        assert!(Path::Scalar.available());
+    }
+}

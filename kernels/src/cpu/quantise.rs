@@ -1,0 +1,101 @@
+//! Activations as int8, the other side of the integer dot products.
+
+use super::{path::vectorised, weights::BLOCK};
+
+/// 32 activations: `x ≈ scale · q`, `q` in −127..=127.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct QBlock {
+    pub(crate) q: [i8; BLOCK],
+    pub(crate) scale: f32,
+    /// `scale` times the sum of all q: what a minimum is multiplied with.
+    pub(crate) sum: f32,
+    /// The same of the first and of the last 16.
+    pub(crate) halves: [f32; 2],
+}
+
+impl QBlock {
+    pub(crate) const ZERO: Self = Self { q: [0; BLOCK], scale: 0.0, sum: 0.0, halves: [0.0; 2] };
+
+    /// The sum of group `group` of `groups`.
+    #[inline(always)]
+    pub(crate) fn group_sum(&self, group: usize, groups: usize) -> f32 {
+        if groups == 1 { self.sum } else { self.halves[group] }
+    }
+}
+
+/// Activations smaller than this count as zero: `127 / x` would overflow.
+const TINY: f32 = 1e-30;
+
+/// Adding it rounds to an integer, ties to even, in the low bits of the sum.
+const ROUND: f32 = 12_582_912.0;
+
+vectorised! {
+    /// Quantises a row: `x.len()` is 32 times `out.len()`.
+    fn quantise_row(x: &[f32], out: &mut [QBlock]) {
+        for (x, block) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
+            // As integers, so that a NaN is the largest of all and is not lost.
+            let largest = x.iter().fold(0, |largest, v| (v.to_bits() & 0x7fff_ffff).max(largest));
+            let largest = f32::from_bits(largest);
+            if largest < TINY {
+                *block = QBlock::ZERO;
+                continue;
+            }
+            let inverse = 127.0 / largest;
+            block.scale = largest / 127.0;
+            let mut sums = [0i32; 2];
+            for (half, sum) in sums.iter_mut().enumerate() {
+                for i in half * 16..half * 16 + 16 {
+                    let q = (x[i] * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i8;
+                    block.q[i] = q;
+                    *sum += i32::from(q);
+                }
+            }
+            block.halves = [block.scale * sums[0] as f32, block.scale * sums[1] as f32];
+            block.sum = block.scale * (sums[0] + sums[1]) as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Path;
+
+    fn quantise(x: [f32; BLOCK]) -> QBlock {
+        let mut out = [QBlock::ZERO];
+        for path in Path::ALL.into_iter().filter(|p| p.available()) {
+            quantise_row(path, &x, &mut out);
+        }
+        out[0]
+    }
+
+    #[test]
+    fn rounds_to_even_and_keeps_the_extremes() {
+        let mut x = [0.0; BLOCK];
+        x[..6].copy_from_slice(&[127.0, -127.0, 0.5, 1.5, 2.5, -0.5]);
+        x[31] = -3.0;
+        let block = quantise(x);
+        assert_eq!(block.q[..6], [127, -127, 0, 2, 2, 0]);
+        assert_eq!((block.scale, block.sum), (1.0, 1.0));
+        assert_eq!(block.halves, [4.0, -3.0]);
+    }
+
+    #[test]
+    fn zeros_and_numbers_too_small() {
+        for tiny in [0.0, f32::MIN_POSITIVE, 1e-40] {
+            let block = quantise([tiny; BLOCK]);
+            assert_eq!((block.q, block.scale, block.sum), ([0; BLOCK], 0.0, 0.0));
+        }
+        assert_eq!(quantise([-1e-29; BLOCK]).q, [-127; BLOCK]);
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_so() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = [1.0; BLOCK];
+            x[17] = bad;
+            assert!(!quantise(x).scale.is_finite());
+        }
+    }
+}

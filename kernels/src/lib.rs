@@ -1,0 +1,256 @@
+//! The arithmetic of a transformer, behind one trait.
+//!
+//! [`Backend`] is the seam between the model and a device. [`cpu::Cpu`]
+//! implements it for this machine's processor: a scalar reference of every
+//! operation, and SIMD paths (AVX2, AVX-512) of those that cost time, chosen at
+//! run time. All `unsafe` code of the project lives in this crate.
+//!
+//! Kernels know no model and no session: they see matrices, rows and pages.
+//!
+//! # Promises that every implementation keeps
+//!
+//! * **Batch invariance.** A row's result depends on that row's inputs alone,
+//!   bit for bit: not on how many rows share the call, in which order they
+//!   stand, how they are grouped, or how many threads run. Reductions have a
+//!   fixed order and fixed splits.
+//! * **No allocation, lock or channel** in an operation once buffers exist.
+//!
+//! # Example
+//!
+//! ```
+//! use forkpoint_kernels::{Backend, Format, HostMatrix, cpu::Cpu};
+//!
+//! let mut cpu = Cpu::detect(2)?;
+//! // Two outputs of three inputs each, row by row.
+//! let data: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+//! let matrix = cpu.matrix(&HostMatrix::new(Format::F32, 2, 3, &data)?)?;
+//! let mut x = cpu.rows(1, 3);
+//! let mut y = cpu.rows(1, 2);
+//! cpu.write(&mut x, &[1.0, 0.0, -1.0]);
+//! cpu.linear(&x, &mut [(&matrix, &mut y)]);
+//! assert_eq!(cpu.read(&y, 0), [-2.0, -2.0]);
+//! # Ok::<(), forkpoint_kernels::KernelError>(())
+//! ```
+
+#![allow(unsafe_code, reason = "SIMD, memory maps and the thread pool: this crate is where they live")]
+
+pub mod cpu;
+mod error;
+mod format;
+mod map;
+
+pub use error::KernelError;
+pub use format::{Format, HostMatrix};
+pub use map::MappedFile;
+
+/// Tokens in a page of keys and values.
+pub const PAGE_TOKENS: usize = 16;
+
+/// Keys that attention reduces together before it merges with the next such
+/// split: fixed, so that the order of every sum is fixed.
+pub const SPLIT_TOKENS: usize = 512;
+
+/// A page of the arena, by its place.
+pub type PageId = u32;
+
+/// What one arena of keys and values holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers of the model.
+    pub layers: usize,
+    /// Heads of keys and values per layer.
+    pub heads: usize,
+    /// Numbers in one head's key, and in its value: a multiple of 16.
+    pub head_dim: usize,
+    /// Pages in the arena.
+    pub pages: usize,
+}
+
+impl KvShape {
+    /// Bytes of one page over all layers: bf16 keys and values.
+    #[must_use]
+    pub const fn page_bytes(&self) -> usize {
+        PAGE_TOKENS * self.token_bytes()
+    }
+
+    /// Bytes of one token over all layers.
+    #[must_use]
+    pub const fn token_bytes(&self) -> usize {
+        2 * 2 * self.layers * self.heads * self.head_dim
+    }
+}
+
+/// Where a row's key and value are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The page: private to the row's session.
+    pub page: PageId,
+    /// The token's place in it, below [`PAGE_TOKENS`].
+    pub offset: u32,
+}
+
+/// Consecutive rows of one session in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// The first of its rows in the step.
+    pub row: u32,
+    /// How many rows.
+    pub rows: u32,
+    /// Position in the session of its first row; row `i` attends to the keys
+    /// at positions `0..=position + i`.
+    pub position: u32,
+    /// Where the session's pages start in the step's page table. Position `p`
+    /// lies in page `table[pages + p / 16]`.
+    pub pages: u32,
+}
+
+/// Spans that share their leading pages, so that each page is read once for
+/// all of their rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// The first of its spans.
+    pub span: u32,
+    /// How many spans.
+    pub spans: u32,
+    /// Leading pages that are the same in all its spans and lie wholly before
+    /// each span's first row. Says what may be shared, never what is computed:
+    /// results do not depend on it.
+    pub shared: u32,
+}
+
+/// Who attends to what in one step. Slices of one step's plan.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionBatch<'a> {
+    /// Groups, in order; together they name every span once.
+    pub groups: &'a [Group],
+    /// Spans, in order of their rows.
+    pub spans: &'a [Span],
+    /// Pages of all spans' sessions.
+    pub table: &'a [PageId],
+}
+
+/// The shape of one layer's attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// Query heads; a multiple of the arena's key-value heads.
+    pub heads: usize,
+    /// What scores are multiplied with before the softmax.
+    pub scale: f32,
+    /// Sliding window: a row sees this many latest keys, itself included.
+    pub window: Option<u32>,
+}
+
+/// How rotary embedding pairs the numbers of a head, and how fast they turn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Rotations per token of each pair, in radians: `head_dim / 2` values.
+    pub frequencies: Vec<f32>,
+    /// Which numbers turn together.
+    pub pairing: RopePairing,
+}
+
+/// Which numbers of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairing {
+    /// `2i` with `2i + 1`: GGUF files of the llama architecture.
+    Adjacent,
+    /// `i` with `i + head_dim / 2`: Hugging Face's order ("neox").
+    Halves,
+}
+
+/// The gate's activation in a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// A device that can run a transformer.
+///
+/// `Rows` are activations: f32, `len` rows of a fixed width, row-major. Every
+/// operation works on all `len` rows of its input and sets the `len` of its
+/// output. Shapes that do not fit are a bug of the caller and panic; what a
+/// file or a user can cause is a [`KernelError`].
+pub trait Backend {
+    /// A weight matrix in the device's own layout.
+    type Matrix;
+    /// A weight vector (a norm's gains, a bias), f32.
+    type Vector;
+    /// Activations.
+    type Rows;
+    /// The arena of key and value pages.
+    type Kv;
+
+    /// What runs the operations, for a person: "avx2, 2 threads".
+    fn describe(&self) -> String;
+
+    /// Repacks a weight matrix of `n` outputs and `k` inputs.
+    ///
+    /// # Errors
+    /// When the device has no kernel for the format or the shape.
+    fn matrix(&mut self, source: &HostMatrix<'_>) -> Result<Self::Matrix, KernelError>;
+
+    /// Uploads a weight vector.
+    fn vector(&mut self, source: &[f32]) -> Self::Vector;
+
+    /// Room for `capacity` rows of `width` numbers; `len` is 0.
+    fn rows(&mut self, capacity: usize, width: usize) -> Self::Rows;
+
+    /// An arena of pages, zeroed; memory is committed as pages are used.
+    ///
+    /// # Errors
+    /// When the machine does not give the memory.
+    fn kv(&mut self, shape: KvShape) -> Result<Self::Kv, KernelError>;
+
+    /// Sets the rows from row-major numbers; `len` becomes `from.len() / width`.
+    fn write(&mut self, to: &mut Self::Rows, from: &[f32]);
+
+    /// Reads one row back.
+    fn read<'a>(&'a self, from: &'a Self::Rows, row: usize) -> &'a [f32];
+
+    /// `out[i] = table[tokens[i]] · scale`.
+    fn embed(&mut self, table: &Self::Matrix, tokens: &[u32], scale: f32, out: &mut Self::Rows);
+
+    /// `out[i] = from[rows[i]]`.
+    fn gather(&mut self, from: &Self::Rows, rows: &[u32], out: &mut Self::Rows);
+
+    /// Root-mean-square norm of each row, times `gain`.
+    fn rms_norm(&mut self, x: &Self::Rows, gain: &Self::Vector, eps: f32, out: &mut Self::Rows);
+
+    /// The same over each head of `gain.len()` numbers, in place (QK-norm).
+    fn head_norm(&mut self, x: &mut Self::Rows, gain: &Self::Vector, eps: f32);
+
+    /// `out = x · Wᵀ` for each pair: activations are prepared once for all.
+    fn linear(&mut self, x: &Self::Rows, outputs: &mut [(&Self::Matrix, &mut Self::Rows)]);
+
+    /// `x[i] += bias`.
+    fn bias(&mut self, x: &mut Self::Rows, bias: &Self::Vector);
+
+    /// Turns each head of row `i` by `positions[i]`.
+    fn rope(&mut self, x: &mut Self::Rows, positions: &[u32], rope: &Rope);
+
+    /// Writes row `i`'s key and value to `slots[i]` of a layer, as bf16.
+    fn store(&mut self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, slots: &[Slot]);
+
+    /// Softmax attention of each row over its session's pages.
+    fn attend(
+        &mut self,
+        attention: &Attention,
+        q: &Self::Rows,
+        kv: &Self::Kv,
+        layer: usize,
+        batch: AttentionBatch<'_>,
+        out: &mut Self::Rows,
+    );
+
+    /// `gate = activation(gate) · up`.
+    fn gate(&mut self, activation: Activation, gate: &mut Self::Rows, up: &Self::Rows);
+
+    /// `x += y`: the residual.
+    fn add(&mut self, x: &mut Self::Rows, y: &Self::Rows);
+
+    /// Copies the first `tokens` tokens of a page, in all layers.
+    fn copy_page(&mut self, kv: &mut Self::Kv, from: PageId, to: PageId, tokens: usize);
+}

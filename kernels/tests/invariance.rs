@@ -1,0 +1,242 @@
+//! The promise of batch invariance, with `==`; and attention against f64.
+
+mod support;
+
+#[path = "support/sessions.rs"]
+mod sessions;
+
+use forkpoint_kernels::{
+    Activation, Backend, HostMatrix, PAGE_TOKENS, Rope, RopePairing, SPLIT_TOKENS, cpu::Cpu,
+};
+use sessions::{Bench, Garbage, Session, Shape};
+use support::{FORMATS, Random, all, linear, matrix_bytes, paths, rows};
+
+const SMOL: Shape = Shape { heads: 9, kv_heads: 3, head_dim: 64, window: None };
+
+#[test]
+fn products_do_not_depend_on_the_batch() {
+    let mut random = Random(11);
+    for path in paths() {
+        for format in FORMATS {
+            let (n, k) = (83, 512);
+            let data = matrix_bytes(format, n, k, &mut random);
+            let source = HostMatrix::new(format, n, k, &data).unwrap();
+            let x = random.activations(64 * k);
+            let mut single = Cpu::with_path(path, 1).unwrap();
+            let matrix = single.matrix(&source).unwrap();
+            let alone: Vec<f32> = x.chunks(k).flat_map(|x| linear(&mut single, &matrix, x)).collect();
+            for threads in [1, 2, 3] {
+                let mut cpu = Cpu::with_path(path, threads).unwrap();
+                let matrix = cpu.matrix(&source).unwrap();
+                for m in [1, 2, 3, 5, 8, 17, 64] {
+                    for (i, x) in x.chunks(m * k).enumerate() {
+                        let y = linear(&mut cpu, &matrix, x);
+                        assert!(
+                            y == alone[i * m * n..][..y.len()],
+                            "{path:?} {format}, {m} rows, {threads} threads"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rowwise_operations_do_not_depend_on_the_batch() {
+    let mut random = Random(12);
+    let (m, width) = (64, 576);
+    let (x, y, gain) =
+        (random.activations(m * width), random.activations(m * width), random.activations(width));
+    let rope = Rope { frequencies: (0..32).map(|i| 0.7f32.powi(i)).collect(), pairing: RopePairing::Halves };
+    for path in paths() {
+        let run = |cpu: &mut Cpu, first: usize, count: usize| {
+            let part = |v: &[f32]| v[first * width..(first + count) * width].to_vec();
+            let gain_vector = cpu.vector(&gain);
+            let head_gain = cpu.vector(&gain[..64]);
+            let mut a = rows(cpu, &part(&x), width);
+            let b = rows(cpu, &part(&y), width);
+            let mut c = cpu.rows(count, width);
+            cpu.rms_norm(&a, &gain_vector, 1e-6, &mut c);
+            cpu.head_norm(&mut c, &head_gain, 1e-6);
+            let positions: Vec<u32> = (first..first + count).map(|p| p as u32 * 31).collect();
+            cpu.rope(&mut c, &positions, &rope);
+            cpu.gate(Activation::Silu, &mut a, &b);
+            cpu.gate(Activation::GeluTanh, &mut a, &c);
+            cpu.add(&mut a, &c);
+            cpu.bias(&mut a, &gain_vector);
+            all(cpu, &a)
+        };
+        let mut single = Cpu::with_path(path, 1).unwrap();
+        let alone: Vec<f32> = (0..m).flat_map(|i| run(&mut single, i, 1)).collect();
+        for threads in [1, 2, 3] {
+            let mut cpu = Cpu::with_path(path, threads).unwrap();
+            for count in [1, 2, 8, 64] {
+                for first in (0..m).step_by(count) {
+                    let got = run(&mut cpu, first, count);
+                    assert!(
+                        got == alone[first * width..][..got.len()],
+                        "{path:?}, {count} rows, {threads} threads"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn close(got: &[f32], exact: &[f64], what: &str) {
+    for (i, (&got, &exact)) in got.iter().zip(exact).enumerate() {
+        // Scores here reach some hundreds: as f32 exponents they are off by some
+        // 1e-5, and so are the weights. A key too many or too few is 1e-3.
+        let error = (f64::from(got) - exact).abs();
+        assert!(error < 2e-5 + 1e-5 * exact.abs(), "{what}, number {i}: {got} against {exact}");
+    }
+}
+
+#[test]
+fn attention_agrees_with_f64() {
+    for path in paths() {
+        for (heads, kv_heads, head_dim) in [
+            (1, 1, 16),
+            (9, 3, 64),
+            (4, 1, 48),
+            (8, 8, 80),
+            (5, 1, 96),
+            (2, 1, 128),
+            (2, 2, 256),
+            (7, 1, 32),
+            (16, 2, 64),
+        ] {
+            for window in [None, Some(1), Some(20), Some(700)] {
+                let shape = Shape { heads, kv_heads, head_dim, window };
+                let mut bench = Bench::new(path, 2, shape, Garbage::NotANumber);
+                let tokens = 1091;
+                let session = bench.session(tokens);
+                for range in [0..1, 1..4, 13..35, 505..521, 1020..1030, tokens - 1..tokens] {
+                    let out = bench.attend(&[(&session, range.clone())], &[(1, 0)]);
+                    for (out, token) in out[0].chunks(heads * head_dim).zip(range) {
+                        close(
+                            out,
+                            &bench.exact(&session, token),
+                            &format!("{path:?} {shape:?} token {token}"),
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every token's attention, all at once, on one thread.
+fn whole(bench: &mut Bench, session: &Session) -> Vec<f32> {
+    let tokens = bench.tokens(session);
+    bench.attend(&[(session, 0..tokens)], &[(1, 0)]).remove(0)
+}
+
+#[test]
+fn chunks_of_a_prefill_are_the_whole() {
+    for path in paths() {
+        for window in [None, Some(100), Some(600)] {
+            let shape = Shape { window, ..SMOL };
+            let mut bench = Bench::new(path, 1, shape, Garbage::Huge);
+            let tokens = 2 * SPLIT_TOKENS + 77;
+            let session = bench.session(tokens);
+            let once = whole(&mut bench, &session);
+            for threads in [1, 2, 3] {
+                let mut bench = Bench::new(path, threads, shape, Garbage::NotANumber);
+                let session = bench.session(tokens);
+                for chunk in [1, 3, 16, 64, 512] {
+                    let got: Vec<f32> = (0..tokens)
+                        .step_by(chunk)
+                        .flat_map(|start| {
+                            let range = start..tokens.min(start + chunk);
+                            bench.attend(&[(&session, range)], &[(1, 0)]).remove(0)
+                        })
+                        .collect();
+                    assert!(got == once, "{path:?}, {window:?}, chunks of {chunk}, {threads} threads");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn forks_in_a_group_are_forks_alone() {
+    for path in paths() {
+        for (window, prefix) in [(None, 40), (None, 513), (None, 1300), (Some(300), 1300), (Some(30), 513)] {
+            for threads in [1, 2] {
+                let shape = Shape { window, ..SMOL };
+                let mut bench = Bench::new(path, threads, shape, Garbage::NotANumber);
+                let parent = bench.session(prefix);
+                let lengths = [1, 24, 3, 17, 1, 50, 2, 130];
+                let forks: Vec<Session> = lengths.map(|tokens| bench.fork(&parent, tokens)).into();
+                let steps: Vec<_> = forks.iter().zip(lengths).map(|(f, n)| (f, prefix..prefix + n)).collect();
+                let alone: Vec<Vec<f32>> = steps
+                    .iter()
+                    .map(|step| bench.attend(std::slice::from_ref(step), &[(1, 0)]).remove(0))
+                    .collect();
+                for (fork, alone) in forks.iter().zip(&alone) {
+                    let last = bench.tokens(fork) - 1;
+                    let wide = shape.heads * shape.head_dim;
+                    close(&alone[alone.len() - wide..], &bench.exact(fork, last), "a fork's last token");
+                }
+                let most = prefix / PAGE_TOKENS;
+                for groups in [
+                    vec![(8, most)],
+                    vec![(8, 0)],
+                    vec![(8, most.min(SPLIT_TOKENS / PAGE_TOKENS))],
+                    vec![(3, most), (5, most / 2)],
+                    vec![(1, most), (1, 0), (6, 1)],
+                    vec![(1, 0); 8],
+                ] {
+                    let together = bench.attend(&steps, &groups);
+                    assert!(
+                        together == alone,
+                        "{path:?}, prefix {prefix}, {window:?}, groups {groups:?}, {threads} threads"
+                    );
+                }
+                let backwards: Vec<_> = steps.iter().rev().cloned().collect();
+                let mut together = bench.attend(&backwards, &[(8, most)]);
+                together.reverse();
+                assert!(together == alone, "{path:?}: the order of forks");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_lies_beyond_a_session_does_not_count() {
+    for path in paths() {
+        for tokens in [1, 15, 17, 530] {
+            let of = |garbage| {
+                let mut bench = Bench::new(path, 2, SMOL, garbage);
+                let session = bench.session(tokens);
+                whole(&mut bench, &session)
+            };
+            let clean = of(Garbage::Zeros);
+            assert!(clean.iter().all(|v| v.is_finite()));
+            assert!(clean == of(Garbage::Huge), "{path:?}, {tokens} tokens");
+            assert!(clean == of(Garbage::NotANumber), "{path:?}, {tokens} tokens");
+        }
+    }
+}
+
+#[test]
+fn a_later_token_that_is_not_a_number_spares_the_earlier() {
+    for path in paths() {
+        let mut bench = Bench::new(path, 1, SMOL, Garbage::Zeros);
+        let mut session = bench.session(20);
+        let clean = whole(&mut bench, &session);
+        // The same session, whose token 18 has values without bound.
+        let narrow = SMOL.kv_heads * SMOL.head_dim;
+        session.v[18 * narrow..19 * narrow].fill(f32::INFINITY);
+        let k = rows(&mut bench.cpu, &session.k[18 * narrow..19 * narrow], narrow);
+        let v = rows(&mut bench.cpu, &session.v[18 * narrow..19 * narrow], narrow);
+        let slot = forkpoint_kernels::Slot { page: session.pages[1], offset: 2 };
+        bench.cpu.store(&mut bench.kv, sessions::LAYER, &k, &v, &[slot]);
+        let after = whole(&mut bench, &session);
+        let wide = SMOL.heads * SMOL.head_dim;
+        assert!(after[..18 * wide] == clean[..18 * wide], "{path:?}");
+        assert!(after[18 * wide..].iter().all(|v| !v.is_finite()), "{path:?}");
+    }
+}

@@ -1,0 +1,328 @@
+//! Every path of every operation against plain mathematics in f64.
+
+mod support;
+
+use forkpoint_kernels::{
+    Activation, Backend, Format, HostMatrix, KernelError, Rope, RopePairing, cpu::Cpu, cpu::Path,
+};
+use support::{FORMATS, Random, all, linear, matrix_bytes, paths, rows, weights};
+
+/// Activations as the integer kernels see them: int8 per 32, times a scale.
+fn quantised(x: &[f32]) -> Vec<f64> {
+    let block = |x: &[f32]| {
+        let largest = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
+        let (inverse, scale) = (127.0 / largest, largest / 127.0);
+        let one = move |v: &f32| f64::from((v * inverse).round_ties_even()) * f64::from(scale);
+        x.iter().map(one).collect::<Vec<f64>>()
+    };
+    x.chunks(32).flat_map(block).collect()
+}
+
+#[test]
+fn products_agree_with_f64() {
+    let mut random = Random(1);
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 2).unwrap();
+        for format in FORMATS {
+            for (n, blocks) in [(1, 1), (15, 2), (16, 3), (17, 1), (100, 2)] {
+                let plain = format.block() == 1;
+                let k = if plain { [1, 7, 40][blocks - 1] } else { format.block().max(32) * blocks };
+                let data = matrix_bytes(format, n, k, &mut random);
+                let source = HostMatrix::new(format, n, k, &data).unwrap();
+                let matrix = cpu.matrix(&source).unwrap();
+                for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 70] {
+                    let x = random.activations(m * k);
+                    let y = linear(&mut cpu, &matrix, &x);
+                    for (i, (x, y)) in x.chunks(k).zip(y.chunks(n)).enumerate() {
+                        let seen: Vec<f64> =
+                            if plain { x.iter().map(|&v| v.into()).collect() } else { quantised(x) };
+                        for (j, &y) in y.iter().enumerate() {
+                            let w = weights(&source, j);
+                            let exact: f64 = w.iter().zip(&seen).map(|(w, x)| w * x).sum();
+                            // Rounding of f32 sums: some units of the largest terms.
+                            let largest = w.iter().fold(0.0f64, |a, w| a.max(w.abs()));
+                            let bound = 2e-6 * largest * seen.iter().map(|x| x.abs()).sum::<f64>();
+                            let error = (f64::from(y) - exact).abs();
+                            assert!(
+                                error <= bound,
+                                "{path:?} {format} {n}x{k}, row {i} of {m}, output {j}: {y} against {exact}, {error:e} > {bound:e}"
+                            );
+                            // And int8 loses half a step of each block's scale.
+                            let truth: f64 = w.iter().zip(x).map(|(w, &x)| w * f64::from(x)).sum();
+                            let step = |x: &[f32]| x.iter().fold(0.0f32, |a, v| a.max(v.abs())) / 127.0;
+                            let loss: f64 = if plain {
+                                0.0
+                            } else {
+                                w.chunks(32)
+                                    .zip(x.chunks(32))
+                                    .map(|(w, x)| {
+                                        0.501 * f64::from(step(x)) * w.iter().map(|w| w.abs()).sum::<f64>()
+                                    })
+                                    .sum()
+                            };
+                            assert!((f64::from(y) - truth).abs() <= bound + loss, "{path:?} {format}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extremes_of_bytes_do_not_saturate() {
+    const ONE: [u8; 2] = 0x3c00u16.to_le_bytes();
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 1).unwrap();
+        for (format, q) in [
+            (Format::Q8_0, vec![0x80, 0x7f, 0x81, 0xff, 0x00]),
+            (Format::Q4_0, vec![0x00, 0xff, 0x0f]),
+            (Format::Q4_1, vec![0x00, 0xff, 0xf0]),
+            (Format::Q5_0, vec![0x00, 0xff, 0x0f]),
+        ] {
+            for q in q {
+                let mut block = vec![q; format.block_bytes()];
+                block[..2].copy_from_slice(&ONE);
+                if format == Format::Q4_1 {
+                    block[2..4].copy_from_slice(&ONE);
+                }
+                let data = block.repeat(3 * 20);
+                let source = HostMatrix::new(format, 20, 96, &data).unwrap();
+                let matrix = cpu.matrix(&source).unwrap();
+                for pattern in [[127.0, 127.0], [-127.0, -127.0], [127.0, -127.0], [-127.0, 126.0]] {
+                    let x: Vec<f32> = (0..96 * 5).map(|i| pattern[i % 2]).collect();
+                    let w = weights(&source, 0);
+                    let exact: f64 = w.iter().zip(&x).map(|(w, &x)| w * f64::from(x)).sum();
+                    for y in linear(&mut cpu, &matrix, &x) {
+                        let error = (f64::from(y) - exact).abs();
+                        assert!(
+                            y == exact as f32 || error < exact.abs() * 1e-6,
+                            "{path:?} {format} {q:#x} {pattern:?}: {y} against {exact}"
+                        );
+                    }
+                }
+            }
+        }
+        // Six bits at their ends, with scales of 127 and −128.
+        for (low, high) in [(0x00, 0x00), (0xff, 0xff)] {
+            for scale in [0x7f, 0x80] {
+                let mut block = vec![low; 128];
+                block.extend([high; 64]);
+                block.extend([scale; 16]);
+                block.extend(ONE);
+                let data = block.repeat(17);
+                let source = HostMatrix::new(Format::Q6K, 17, 256, &data).unwrap();
+                let matrix = cpu.matrix(&source).unwrap();
+                let x: Vec<f32> = (0..256).map(|i| if i % 5 == 0 { -127.0 } else { 127.0 }).collect();
+                let exact: f64 = weights(&source, 0).iter().zip(&x).map(|(w, &x)| w * f64::from(x)).sum();
+                for y in linear(&mut cpu, &matrix, &x) {
+                    assert!((f64::from(y) / exact - 1.0).abs() < 1e-6, "{path:?} {y} against {exact}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn several_matrices_in_one_call() {
+    let mut random = Random(2);
+    for path in paths() {
+        for threads in [1, 2, 3] {
+            let mut cpu = Cpu::with_path(path, threads).unwrap();
+            let k = 256;
+            let matrices: Vec<_> =
+                [(Format::Q4_1, 40), (Format::F32, 17), (Format::Q6K, 90), (Format::Q8_0, 1)]
+                    .map(|(format, n)| {
+                        let data = matrix_bytes(format, n, k, &mut random);
+                        cpu.matrix(&HostMatrix::new(format, n, k, &data).unwrap()).unwrap()
+                    })
+                    .into();
+            for m in [1, 40] {
+                let x = random.activations(m * k);
+                let alone: Vec<_> = matrices.iter().map(|matrix| linear(&mut cpu, matrix, &x)).collect();
+                let x = rows(&mut cpu, &x, k);
+                let mut out: Vec<_> = matrices.iter().map(|matrix| cpu.rows(m, matrix.outputs())).collect();
+                let mut pairs: Vec<_> = matrices.iter().zip(&mut out).collect();
+                cpu.linear(&x, &mut pairs);
+                for (out, alone) in out.iter().zip(&alone) {
+                    assert_eq!(all(&cpu, out), *alone);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_a_number_reaches_the_result() {
+    let mut random = Random(3);
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 1).unwrap();
+        for format in FORMATS {
+            let data = matrix_bytes(format, 16, 256, &mut random);
+            let matrix = cpu.matrix(&HostMatrix::new(format, 16, 256, &data).unwrap()).unwrap();
+            let mut x = random.activations(256 * 2);
+            x[40] = f32::NAN;
+            let y = linear(&mut cpu, &matrix, &x);
+            assert!(y[..16].iter().all(|y| y.is_nan()), "{path:?} {format}");
+            assert!(y[16..].iter().all(|y| y.is_finite()), "{path:?} {format}: the other row");
+        }
+    }
+}
+
+#[test]
+fn rows_of_the_table_are_exact() {
+    let mut random = Random(4);
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 2).unwrap();
+        for format in FORMATS {
+            let (n, k) = (37, 512);
+            let data = matrix_bytes(format, n, k, &mut random);
+            let source = HostMatrix::new(format, n, k, &data).unwrap();
+            let matrix = cpu.matrix(&source).unwrap();
+            let tokens: Vec<u32> = (0..n as u32).rev().chain([5, 5, 0]).collect();
+            for scale in [1.0, 22.6] {
+                let mut out = cpu.rows(tokens.len(), k);
+                cpu.embed(&matrix, &tokens, scale, &mut out);
+                for (i, &token) in tokens.iter().enumerate() {
+                    let mut row = vec![0.0; k];
+                    source.dequantize_row(token as usize, &mut row);
+                    row.iter_mut().for_each(|w| *w *= scale);
+                    assert_eq!(cpu.read(&out, i), row, "{path:?} {format} token {token}");
+                }
+            }
+        }
+    }
+}
+
+fn close(got: &[f32], exact: &[f64], bound: f64) {
+    assert_eq!(got.len(), exact.len());
+    for (i, (&got, &exact)) in got.iter().zip(exact).enumerate() {
+        let error = (f64::from(got) - exact).abs();
+        assert!(error <= bound * exact.abs().max(1e-3), "number {i}: {got} against {exact}");
+    }
+}
+
+#[test]
+fn norms_agree_with_f64() {
+    let mut random = Random(5);
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 2).unwrap();
+        for width in [1, 5, 16, 33, 576] {
+            let (x, gain) = (random.activations(width * 40), random.activations(width));
+            let norm = |x: &[f32]| {
+                let squares: f64 = x.iter().map(|&v| f64::from(v).powi(2)).sum();
+                let scale = 1.0 / (squares / x.len() as f64 + 1e-5).sqrt();
+                x.iter().zip(&gain).map(|(&x, &g)| f64::from(x) * scale * f64::from(g)).collect::<Vec<_>>()
+            };
+            let exact: Vec<f64> = x.chunks(width).flat_map(norm).collect();
+            let gains = cpu.vector(&gain);
+            let input = rows(&mut cpu, &x, width);
+            let mut out = cpu.rows(40, width);
+            cpu.rms_norm(&input, &gains, 1e-5, &mut out);
+            close(&all(&cpu, &out), &exact, 1e-6);
+            // The same numbers as 10 rows of four heads.
+            let mut heads = rows(&mut cpu, &x, width * 4);
+            cpu.head_norm(&mut heads, &gains, 1e-5);
+            close(&all(&cpu, &heads), &exact, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn rotation_agrees_with_f64() {
+    let mut random = Random(6);
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 2).unwrap();
+        for (half, heads) in [(1, 1), (8, 3), (32, 9)] {
+            let frequencies: Vec<f32> =
+                (0..half).map(|i| 10_000f32.powf(-(i as f32) / half as f32)).collect();
+            for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
+                let rope = Rope { frequencies: frequencies.clone(), pairing };
+                for positions in [vec![0], vec![7, 8000, 3], (0..70).collect()] {
+                    let width = 2 * half * heads;
+                    let x = random.activations(width * positions.len());
+                    let mut out = rows(&mut cpu, &x, width);
+                    cpu.rope(&mut out, &positions, &rope);
+                    let out = all(&cpu, &out);
+                    for (i, &position) in positions.iter().enumerate() {
+                        for (head, pair) in (0..heads * half).map(|i| (i / half, i % half)) {
+                            let at = |second: usize| {
+                                i * width
+                                    + head * 2 * half
+                                    + match pairing {
+                                        RopePairing::Adjacent => 2 * pair + second,
+                                        RopePairing::Halves => pair + second * half,
+                                    }
+                            };
+                            let (a, b) = (f64::from(x[at(0)]), f64::from(x[at(1)]));
+                            let angle = f64::from(position as f32 * frequencies[pair]);
+                            let (sin, cos) = angle.sin_cos();
+                            let size = a.hypot(b) * 3e-7;
+                            assert!((f64::from(out[at(0)]) - (a * cos - b * sin)).abs() <= size);
+                            assert!((f64::from(out[at(1)]) - (a * sin + b * cos)).abs() <= size);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_and_sums_agree_with_f64() {
+    let mut random = Random(7);
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 2).unwrap();
+        let (m, width) = (11, 301);
+        let mut g: Vec<f32> = random.activations(m * width);
+        g[..6].copy_from_slice(&[0.0, 90.0, -90.0, 1e4, -1e4, -20.0]);
+        let u = random.activations(m * width);
+        let wide = |v: &[f32]| v.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        let up = rows(&mut cpu, &u, width);
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let exact: Vec<f64> = wide(&g)
+                .iter()
+                .zip(wide(&u))
+                .map(|(&x, u)| match activation {
+                    Activation::Silu => x / (1.0 + (-x).exp()) * u,
+                    Activation::GeluTanh => {
+                        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                        0.5 * x * (1.0 + inner.tanh()) * u
+                    }
+                })
+                .collect();
+            let mut gate = rows(&mut cpu, &g, width);
+            cpu.gate(activation, &mut gate, &up);
+            // Small results come from e^x of large x, whose exponent rounds.
+            close(&all(&cpu, &gate), &exact, 4e-6);
+        }
+        let exact: Vec<f64> = wide(&g).iter().zip(wide(&u)).map(|(a, b)| a + b).collect();
+        let mut sum = rows(&mut cpu, &g, width);
+        cpu.add(&mut sum, &up);
+        close(&all(&cpu, &sum), &exact, 1e-7);
+        let bias = cpu.vector(&u[..width]);
+        let mut sum = rows(&mut cpu, &g, width);
+        cpu.bias(&mut sum, &bias);
+        assert_eq!(cpu.read(&sum, 10)[300], g[10 * width + 300] + u[300]);
+        let mut picked = cpu.rows(3, width);
+        cpu.gather(&sum, &[10, 0, 10], &mut picked);
+        assert_eq!(cpu.read(&picked, 2), cpu.read(&sum, 10));
+        assert_eq!(cpu.read(&picked, 1), cpu.read(&sum, 0));
+    }
+}
+
+#[test]
+fn a_path_that_is_not_there_is_refused() {
+    for path in Path::ALL {
+        match Cpu::with_path(path, 3) {
+            Ok(cpu) => {
+                assert!(path.available());
+                assert_eq!(cpu.describe(), format!("{}, 3 threads", path.name()));
+            }
+            Err(error) => {
+                assert!(!path.available());
+                assert!(matches!(error, KernelError::Path { .. }), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What the tests of kernels share: numbers, matrices, paths.
+#![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses a part")]
+
+use forkpoint_kernels::{Backend, Format, HostMatrix, cpu::Cpu, cpu::Matrix, cpu::Path, cpu::Rows};
+use half::{bf16, f16};
+
+/// Every format.
+pub const FORMATS: [Format; 9] = [
+    Format::F32,
+    Format::F16,
+    Format::BF16,
+    Format::Q4_0,
+    Format::Q4_1,
+    Format::Q5_0,
+    Format::Q8_0,
+    Format::Q4K,
+    Format::Q6K,
+];
+
+/// Reproducible numbers (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// In −1..1.
+    pub fn number(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// Like activations: mostly small, now and then large.
+    pub fn activation(&mut self) -> f32 {
+        let v = self.number() + self.number() + self.number();
+        if self.below(100) == 0 { v * 20.0 } else { v }
+    }
+
+    pub fn activations(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.activation()).collect()
+    }
+}
+
+/// The paths that this processor has; names the others, once for each test.
+pub fn paths() -> Vec<Path> {
+    let (have, lack): (Vec<_>, Vec<_>) = Path::ALL.into_iter().partition(|path| path.available());
+    for path in lack {
+        println!("skipped: this processor has no {}", path.name());
+    }
+    have
+}
+
+/// The file's bytes of a matrix with random numbers and scales.
+pub fn matrix_bytes(format: Format, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
+    let mut data = Vec::new();
+    for _ in 0..rows * (cols / format.block()) {
+        let mut scale = |size: f32| f16::from_f32((random.number() + 1.5) * size).to_le_bytes();
+        // Scales of an f16 at the offsets where the format has them.
+        let scales: Vec<(usize, [u8; 2])> = match format {
+            Format::F32 | Format::F16 | Format::BF16 => {
+                let w = random.number();
+                match format {
+                    Format::F32 => data.extend(w.to_le_bytes()),
+                    Format::F16 => data.extend(f16::from_f32(w).to_le_bytes()),
+                    _ => data.extend(bf16::from_f32(w).to_le_bytes()),
+                }
+                continue;
+            }
+            Format::Q4_0 | Format::Q5_0 => vec![(0, scale(-0.02))],
+            Format::Q8_0 => vec![(0, scale(0.005))],
+            Format::Q4_1 => vec![(0, scale(0.02)), (2, scale(-0.15))],
+            Format::Q4K => vec![(0, scale(0.001)), (2, scale(0.002))],
+            Format::Q6K => vec![(208, scale(0.0005))],
+            other => panic!("no test data in {other}"),
+        };
+        let start = data.len();
+        data.extend((0..format.block_bytes()).map(|_| random.bits() as u8));
+        for (at, bytes) in scales {
+            data[start + at..start + at + 2].copy_from_slice(&bytes);
+        }
+    }
+    data
+}
+
+/// Runs `linear` of one matrix on row-major activations.
+pub fn linear(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    let mut rows = rows(cpu, x, matrix.inputs());
+    rows_of(cpu, &mut rows, matrix)
+}
+
+fn rows_of(cpu: &mut Cpu, x: &mut Rows, matrix: &Matrix) -> Vec<f32> {
+    let mut out = cpu.rows(x.len(), matrix.outputs());
+    cpu.linear(x, &mut [(matrix, &mut out)]);
+    all(cpu, &out)
+}
+
+/// Rows that hold `x`.
+pub fn rows(cpu: &mut Cpu, x: &[f32], width: usize) -> Rows {
+    let mut rows = cpu.rows(x.len() / width, width);
+    cpu.write(&mut rows, x);
+    rows
+}
+
+/// All numbers of rows, row after row.
+pub fn all(cpu: &Cpu, rows: &Rows) -> Vec<f32> {
+    (0..rows.len()).flat_map(|row| cpu.read(rows, row).to_vec()).collect()
+}
+
+/// One row of a matrix in f64.
+pub fn weights(source: &HostMatrix<'_>, row: usize) -> Vec<f64> {
+    let mut out = vec![0.0; source.cols()];
+    source.dequantize_row(row, &mut out);
+    out.into_iter().map(f64::from).collect()
+}
