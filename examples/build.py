@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Builds policies from source to components, and proves that the committed ones match their sources.
+
+    examples/build.py shell-gate auto     build these and put them where they are served from, with their record
+    examples/build.py --all --out DIR     build every one to DIR and touch nothing else
+    examples/build.py --check             fail when a source changed without a rebuild, or a component was replaced
+    examples/build.py --list              name them
+
+Compilers come from the machine or are fetched once into a cache (toolchains.py). The `forkpoint` binary makes the
+components: $FORKPOINT, or target/release/forkpoint.
+
+A record is a table of SOURCES.toml beside the component:
+
+    language  "rust", "c" or "javascript"
+    source    the folder, from the root of the repository
+    sources   SHA-256, in hex, of the lines "PATH\\0SHA256\\n" of every source file, sorted by path as bytes; paths are
+              from the root of the repository, SHA256 is that of the file, in hex. Source files are those that SHARED
+              names for the language and all in the folder except *.md and what lies in target/
+    component SHA-256 of the component, in hex
+"""
+
+import argparse
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import tomllib
+
+sys.dont_write_bytecode = True
+import toolchains  # noqa: E402  (its bytecode would lie in the tree)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WIT = ROOT / "wit"
+
+# Where components are served from or tested in, each folder with its SOURCES.toml.
+RECORDED = ["plugins", "tests/fixtures", "tests/hostile"]
+
+# What a component depends on besides its folder.
+SHARED = {
+    "rust": ["wit/policy.wit", "wit/rust/Cargo.toml", "wit/rust/src/*.rs", "wit/rust/macros/Cargo.toml",
+             "wit/rust/macros/src/*.rs"],
+    "c": ["wit/policy.wit", "wit/c/*.[ch]"],
+    "javascript": ["wit/policy.wit", "wit/js/*.js"],
+}
+
+
+class Guest:
+    """A component to be built: `name` is its file's, `folder` where it lies, `record` what SOURCES.toml says."""
+
+    def __init__(self, folder: pathlib.Path, name: str, record: dict):
+        self.folder, self.name, self.record = folder, name, record
+        self.source, self.language = ROOT / record["source"], record["language"]
+
+    @property
+    def path(self) -> pathlib.Path:
+        return (self.folder or pathlib.Path()) / f"{self.name}.wasm"
+
+    def sources(self) -> str:
+        """The hash that the record's `sources` holds."""
+        found = {path for pattern in SHARED[self.language] for path in ROOT.glob(pattern)}
+        found |= {path for path in self.source.rglob("*") if path.is_file() and path.suffix != ".md"
+                  and "target" not in path.relative_to(self.source).parts}
+        if self.language == "rust":
+            found |= {self.workspace() / "Cargo.toml", self.workspace() / "Cargo.lock"}
+        lines = ((path.relative_to(ROOT).as_posix().encode(), sha256(path).encode()) for path in found)
+        return hashlib.sha256(b"".join(name + b"\0" + digest + b"\n" for name, digest in sorted(lines))).hexdigest()
+
+    def workspace(self) -> pathlib.Path:
+        """The nearest folder above a Rust guest that holds its lock file."""
+        return next(folder for folder in self.source.parents if (folder / "Cargo.lock").exists())
+
+    def build(self, out: pathlib.Path) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            {"rust": rust, "c": c, "javascript": javascript}[self.language](self, out, pathlib.Path(scratch))
+
+
+def rust(guest: Guest, out: pathlib.Path, scratch: pathlib.Path) -> None:
+    manifest = guest.source / "Cargo.toml"
+    package = tomllib.loads(manifest.read_text())["package"]["name"]
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or guest.workspace() / "target")
+    run(["cargo", "build", "--release", "--locked", "--target", toolchains.WASM, "--manifest-path", manifest],
+        env=os.environ | {"CARGO_TARGET_DIR": str(target)} | toolchains.rust())
+    componentize(target / toolchains.WASM / f"release/{package.replace('-', '_')}.wasm", out)
+
+
+def c(guest: Guest, out: pathlib.Path, scratch: pathlib.Path) -> None:
+    run([forkpoint(), "policy", "bindgen", "c", "--wit", WIT, scratch])
+    core = scratch / "core.wasm"
+    sources = sorted(guest.source.glob("*.c")) + sorted(scratch.glob("*.[co]"))
+    run([*toolchains.zig(), "cc", "-target", "wasm32-wasi", "-mexec-model=reactor", "-std=c11", "-Os", "-Wall", "-Werror",
+         "-Wl,--strip-all", f"-I{scratch}", f"-I{WIT / 'c'}", *sources, "-o", core])
+    componentize(core, out, "--adapt")
+
+
+def javascript(guest: Guest, out: pathlib.Path, scratch: pathlib.Path) -> None:
+    # One module goes in, so the helpers stand before the policy and its import of them falls away.
+    helpers = (WIT / "js/policy.js").read_text()
+    policy = (guest.source / "policy.js").read_text()
+    importing = [line for line in policy.splitlines() if line.endswith('from "forkpoint-policy";')]
+    if len(importing) != 1:
+        raise SystemExit(f"{guest.source}/policy.js: expected one line `import {{ … }} from \"forkpoint-policy\";`")
+    (scratch / "policy.js").write_text(helpers + policy.replace(importing[0], "", 1))
+    run([*toolchains.componentize_qjs(), "--wit", WIT, "--world", "policy", "--js", scratch / "policy.js", "--sync",
+         "--stub-wasi", "-o", out])
+
+
+def componentize(core: pathlib.Path, out: pathlib.Path, *flags: str) -> None:
+    run([forkpoint(), "policy", "componentize", core, out, *flags])
+
+
+def forkpoint() -> pathlib.Path:
+    binary = pathlib.Path(os.environ.get("FORKPOINT") or ROOT / "target/release/forkpoint")
+    if not binary.exists():
+        raise SystemExit(f"{binary} is not there: run `cargo build --release`, or set FORKPOINT")
+    return binary
+
+
+def run(command: list, **how) -> None:
+    words = [str(word) for word in command]
+    print("+", " ".join(words), file=sys.stderr, flush=True)
+    subprocess.run(words, check=True, stdout=sys.stderr, **how)
+
+
+def sha256(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def guests() -> list[Guest]:
+    """Every component of the tree: those on record, then the examples that no record ships."""
+    found = []
+    for folder in RECORDED:
+        records = ROOT / folder / "SOURCES.toml"
+        tables = tomllib.loads(records.read_text()) if records.exists() else {}
+        found += [Guest(ROOT / folder, name, record) for name, record in tables.items()]
+    shipped = {guest.source for guest in found}
+    languages = {"rust": "rust", "c": "c", "js": "javascript"}
+    for source in sorted((ROOT / "examples").glob("*/*/")):
+        if source.name in languages and source not in shipped:
+            record = {"language": languages[source.name], "source": source.relative_to(ROOT).as_posix()}
+            found.append(Guest(None, f"{source.parent.name}-{source.name}", record))
+    return found
+
+
+def record(built: list[Guest]) -> None:
+    """Writes the hashes of what was just built into the SOURCES.toml of its folder."""
+    for folder in {guest.folder for guest in built}:
+        path = folder / "SOURCES.toml"
+        tables = tomllib.loads(path.read_text())
+        for guest in built:
+            if guest.folder == folder:
+                tables[guest.name] |= {"sources": guest.sources(), "component": sha256(guest.path)}
+        comment = "".join(line + "\n" for line in path.read_text().splitlines() if line.startswith("#"))
+        body = "\n".join(f"[{name}]\n" + "".join(f'{key} = "{value}"\n' for key, value in table.items())
+                         for name, table in tables.items())
+        path.write_text(comment + ("\n" if comment else "") + body)
+
+
+def check(all_guests: list[Guest]) -> int:
+    faults = 0
+    for guest in (guest for guest in all_guests if guest.folder):
+        name = guest.path.relative_to(ROOT)
+        if not guest.path.exists():
+            fault = "is not there"
+        elif sha256(guest.path) != guest.record.get("component"):
+            fault = "is not what SOURCES.toml records"
+        elif guest.sources() != guest.record.get("sources"):
+            fault = f"was built from other sources: run examples/build.py {guest.name}"
+        else:
+            continue
+        faults += 1
+        print(f"{name} {fault}", file=sys.stderr)
+    for folder in RECORDED:
+        recorded = {guest.name for guest in all_guests if guest.folder == ROOT / folder}
+        for path in sorted((ROOT / folder).glob("*.wasm")):
+            # Files that are broken on purpose have no source.
+            if path.stem not in recorded and folder != "tests/hostile":
+                faults += 1
+                print(f"{path.relative_to(ROOT)} has no record", file=sys.stderr)
+    return faults
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("names", nargs="*", help="what to build")
+    arguments.add_argument("--all", action="store_true", help="build every one")
+    arguments.add_argument("--out", type=pathlib.Path, help="put components here and write no record")
+    arguments.add_argument("--check", action="store_true", help="compare hashes, build nothing")
+    arguments.add_argument("--list", action="store_true", help="name what can be built")
+    options = arguments.parse_args()
+    known = guests()
+    if options.list:
+        for guest in known:
+            print(f"{guest.name:24} {guest.language:12} {guest.source.relative_to(ROOT)}")
+        return 0
+    if options.check:
+        return 1 if check(known) else 0
+    unknown = set(options.names) - {guest.name for guest in known}
+    if unknown or not (options.names or options.all):
+        arguments.error(f"no guest named {', '.join(sorted(unknown))}" if unknown else "name guests, or say --all")
+    chosen = [guest for guest in known if options.all or guest.name in options.names]
+    if not options.out:
+        # What no record ships has no place in the tree.
+        unplaced = [guest.name for guest in chosen if not guest.folder]
+        if options.names and unplaced:
+            arguments.error(f"{', '.join(unplaced)}: served from nowhere, say --out DIR")
+        chosen = [guest for guest in chosen if guest.folder]
+    else:
+        options.out.mkdir(parents=True, exist_ok=True)
+    for guest in chosen:
+        guest.build(options.out.resolve() / guest.path.name if options.out else guest.path)
+    if not options.out:
+        record(chosen)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except toolchains.Missing as missing:
+        sys.exit(f"build.py: {missing}")
+    except subprocess.CalledProcessError as failed:
+        sys.exit(f"build.py: {failed.cmd[0]} failed with {failed.returncode}")

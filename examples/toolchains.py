@@ -1,0 +1,158 @@
+"""Puts the compilers that guests need into a cache, once: no root, nothing installed system-wide.
+
+Each function returns a command, or the environment for one, and may be called again at no cost. The cache is
+${XDG_CACHE_HOME:-~/.cache}/forkpoint/guest-toolchain; deleting it is safe.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+WASM = "wasm32-unknown-unknown"
+ZIGLANG = "0.17.1"
+COMPONENTIZE_QJS = "0.4.5"
+
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "forkpoint/guest-toolchain"
+
+
+class Missing(Exception):
+    """A tool that this machine lacks and that this script cannot fetch; says how to get it."""
+
+
+def rust() -> dict[str, str]:
+    """Environment in which `cargo build --target wasm32-unknown-unknown` finds a standard library."""
+    if shutil.which("cargo") is None:
+        raise Missing("cargo is not on PATH: see https://rustup.rs")
+    flags = {"RUSTFLAGS": _remaps()}
+    # What rustup's own `rustup target add wasm32-unknown-unknown` leaves behind.
+    if any(_libdir("rustc").glob("libstd-*.rlib")):
+        return flags
+    root = CACHE / "rust"
+    if not (root / "ready").exists():
+        if shutil.which("apt-get") is None:
+            raise Missing(f"rustc has no {WASM} standard library: run `rustup target add {WASM}`")
+        _fresh(root, _debian_rust)
+    linker = f"CARGO_TARGET_{WASM.upper().replace('-', '_')}_LINKER"
+    return flags | {"RUSTC": str(root / "rustc"), linker: str(root / "lld")}
+
+
+def zig() -> list[str]:
+    """The `zig` command: C for wasm32-wasi with its libc."""
+    root = CACHE / f"zig-{ZIGLANG}"
+    if not (root / "ready").exists():
+        _fresh(root, lambda at: _venv(at, f"ziglang=={ZIGLANG}"))
+    return [str(root / "bin/python"), "-m", "ziglang"]
+
+
+def componentize_qjs() -> list[str]:
+    """The `componentize-qjs` command: JavaScript in QuickJS, as a component."""
+    root = CACHE / f"qjs-{COMPONENTIZE_QJS}"
+    if not (root / "ready").exists():
+        if shutil.which("npm") is None:
+            raise Missing("npm is not on PATH: install Node.js 20 or newer")
+        package = f"componentize-qjs@{COMPONENTIZE_QJS}"
+        _fresh(root, lambda at: _run(["npm", "install", "--silent", "--prefix", str(at), "-E", package]))
+    return [str(root / "node_modules/.bin/componentize-qjs")]
+
+
+def _remaps() -> str:
+    """Flags that keep this machine's paths out of what panics say, and so out of the component."""
+    home = os.environ.get("CARGO_HOME") or pathlib.Path.home() / ".cargo"
+    places = {pathlib.Path(__file__).resolve().parent.parent: ".", home: "cargo", CACHE: "toolchain"}
+    return " ".join(f"--remap-path-prefix={place}={name}" for place, name in places.items())
+
+
+def _libdir(rustc: str) -> pathlib.Path:
+    command = [rustc, "--print", "target-libdir", "--target", WASM]
+    return pathlib.Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
+def _fresh(root: pathlib.Path, fill) -> None:
+    """Fills `root` in place and marks it ready; a half-filled one is thrown away by the next call."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    fill(root)
+    (root / "ready").touch()
+
+
+def _venv(root: pathlib.Path, package: str) -> None:
+    _run([sys.executable, "-m", "venv", str(root)])
+    _run([str(root / "bin/python"), "-m", "pip", "install", "--quiet", package])
+
+
+def _debian_rust(root: pathlib.Path) -> None:
+    """Debian's newest rustc with the standard library built from its source package.
+
+    Debian ships no current wasm32 libraries, and libraries of one rustc do not load in another, so compiler and
+    source must come from one place. Names are asked of apt: the security pool holds one version at a time.
+    """
+    lists = ["-o", f"Dir::State::Lists={root}/lists", "-o", f"Dir::Cache={root}/apt", "-o", "Debug::NoLocking=1"]
+    (root / "lists/partial").mkdir(parents=True)
+    (root / "apt/archives/partial").mkdir(parents=True)
+    _run(["apt-get", *lists, "-qq", "update"])
+    std = _depends(lists, ["rustc-web", "libstd-rust-web-dev"], r"libstd-rust-web-[0-9.]+")
+    llvm = _depends(lists, [std], r"libllvm[0-9]+")
+    lld = llvm.replace("libllvm", "lld-")
+    packages = ["rustc-web", "libstd-rust-web-dev", std, "rust-web-src", llvm, lld]
+    _run(["apt-get", *lists, "-qq", "download", *packages], cwd=root)
+    for package in root.glob("*.deb"):
+        _run(["dpkg", "-x", str(package), str(root / "root")])
+        package.unlink()
+    shutil.rmtree(root / "lists")
+    shutil.rmtree(root / "apt")
+    libraries = root / "root/usr/lib" / f"{os.uname().machine}-linux-gnu"
+    _wrapper(root / "rustc", libraries, root / "root/usr/bin/rustc")
+    _wrapper(root / "lld", libraries, root / f"root/usr/lib/llvm-{llvm.removeprefix('libllvm')}/bin/lld")
+    _build_std(root)
+    # Only the standard library's build needed these.
+    shutil.rmtree(root / "root/usr/src", ignore_errors=True)
+    shutil.rmtree(root / "root/usr/share", ignore_errors=True)
+
+
+def _depends(lists: list[str], packages: list[str], pattern: str) -> str:
+    command = ["apt-cache", *lists, "depends", *packages]
+    names = re.findall(pattern, subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    if not names:
+        raise Missing(f"apt knows no {pattern} for {' '.join(packages)}: run `rustup target add {WASM}` instead")
+    return max(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
+
+
+def _wrapper(path: pathlib.Path, libraries: pathlib.Path, program: pathlib.Path) -> None:
+    path.write_text(f'#!/bin/sh\nexport LD_LIBRARY_PATH="{libraries}"\nexec "{program}" "$@"\n')
+    path.chmod(0o755)
+
+
+def _build_std(root: pathlib.Path) -> None:
+    """Compiles the standard library once and lays it where rustc looks for one that came with it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        crate = pathlib.Path(scratch)
+        (crate / "src").mkdir()
+        (crate / "src/lib.rs").write_text("")
+        (crate / "Cargo.toml").write_text(
+            '[package]\nname = "empty-guest"\nversion = "0.0.0"\nedition = "2021"\n'
+            '[profile.release]\npanic = "abort"\nopt-level = "s"\ncodegen-units = 1\n[workspace]\n'
+        )
+        env = os.environ | {
+            "RUSTC": str(root / "rustc"),
+            "CARGO_TARGET_DIR": str(crate / "target"),
+            # `-Z build-std` on a stable compiler; only this step needs it.
+            "RUSTC_BOOTSTRAP": "1",
+            # Guests link with LTO, which needs the bitcode as well as the code.
+            "RUSTFLAGS": f"-C embed-bitcode=yes {_remaps()}",
+        }
+        build = ["cargo", "build", "--release", "--target", WASM, "-Zbuild-std=std,panic_abort"]
+        _run([*build, "-Zbuild-std-features=optimize_for_size"], cwd=crate, env=env)
+        libdir = _libdir(str(root / "rustc"))
+        libdir.mkdir(parents=True, exist_ok=True)
+        for library in (crate / "target" / WASM / "release/deps").glob("*.rlib"):
+            if not library.name.startswith("libempty_guest"):
+                shutil.copy(library, libdir)
+
+
+def _run(command: list[str], **how) -> None:
+    print("+", " ".join(command), file=sys.stderr, flush=True)
+    subprocess.run(command, check=True, stdout=sys.stderr, **how)
