@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use crate::chat::Conversation;
 use crate::decide::Labels;
 use crate::error::{EngineError, StartError};
+use crate::generate::Sampling;
 use crate::kv;
 use crate::load::Checkpoint;
 use crate::model::Llama;
@@ -62,6 +63,8 @@ pub struct ModelInfo {
     pub fingerprint: u128,
     /// What runs it: "avx2, 2 threads".
     pub device: String,
+    /// How its makers recommend to sample it.
+    pub sampling: Sampling,
     /// Why this model answers no questions, if so.
     pub decide_unsupported: Option<String>,
 }
@@ -248,6 +251,7 @@ impl Engine {
             vocab: config.vocab,
             fingerprint: checkpoint.fingerprint(),
             device: String::new(),
+            sampling: checkpoint.sampling.clone(),
             decide_unsupported: labels.as_ref().err().cloned(),
         };
         let gauges = Arc::new(Gauges::default());

@@ -225,6 +225,10 @@ pub trait Backend {
     /// `out = x · Wᵀ` for each pair: activations are prepared once for all.
     fn linear(&mut self, x: &Self::Rows, outputs: &mut [(&Self::Matrix, &mut Self::Rows)]);
 
+    /// [`Backend::linear`] with activations rounded to 15 bits rather than 7,
+    /// for quantised weights whose inputs have outliers, at twice the products.
+    fn linear_fine(&mut self, x: &Self::Rows, outputs: &mut [(&Self::Matrix, &mut Self::Rows)]);
+
     /// `x[i] += bias`.
     fn bias(&mut self, x: &mut Self::Rows, bias: &Self::Vector);
 

@@ -84,12 +84,10 @@ fn rowwise_operations_do_not_depend_on_the_batch() {
     }
 }
 
-fn close(got: &[f32], exact: &[f64], what: &str) {
-    for (i, (&got, &exact)) in got.iter().zip(exact).enumerate() {
-        // Scores here reach some hundreds: as f32 exponents they are off by some
-        // 1e-5, and so are the weights. A key too many or too few is 1e-3.
+fn close(got: &[f32], exact: &[(f64, f64)], what: &str) {
+    for (i, (&got, &(exact, bound))) in got.iter().zip(exact).enumerate() {
         let error = (f64::from(got) - exact).abs();
-        assert!(error < 2e-5 + 1e-5 * exact.abs(), "{what}, number {i}: {got} against {exact}");
+        assert!(error <= bound, "{what}, number {i}: {got} against {exact}, {error:e} > {bound:e}");
     }
 }
 
@@ -107,7 +105,7 @@ fn attention_agrees_with_f64() {
             (7, 1, 32),
             (16, 2, 64),
         ] {
-            for window in [None, Some(1), Some(20), Some(700)] {
+            for window in [None, Some(1), Some(700)] {
                 let shape = Shape { heads, kv_heads, head_dim, window };
                 let mut bench = Bench::new(path, 2, shape, Garbage::NotANumber);
                 let tokens = 1091;
@@ -136,7 +134,7 @@ fn whole(bench: &mut Bench, session: &Session) -> Vec<f32> {
 #[test]
 fn chunks_of_a_prefill_are_the_whole() {
     for path in paths() {
-        for window in [None, Some(100), Some(600)] {
+        for window in [None, Some(600)] {
             let shape = Shape { window, ..SMOL };
             let mut bench = Bench::new(path, 1, shape, Garbage::Huge);
             let tokens = 2 * SPLIT_TOKENS + 77;

@@ -31,10 +31,17 @@ VOCAB = 320
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 # Words that become one token each: what ChatML and questions are written with.
-WORDS = (
-    "yes no Yes No user assistant system Answer Question".split()
-    + [" yes", " no", " Yes", " No", " the", " of", " one", " or", " with"]
-)
+WORDS = "yes no Yes No user assistant system Answer Question".split() + [
+    " yes",
+    " no",
+    " Yes",
+    " No",
+    " the",
+    " of",
+    " one",
+    " or",
+    " with",
+]
 
 # ChatML; tools are shown in the system turn, calls as JSON between tags.
 CHAT_TEMPLATE = """\
@@ -112,7 +119,10 @@ CHECKPOINTS = {
 
 # One prompt of each type of question, as a chat's last turn.
 DECISIONS = {
-    "boolean": ("Question: Does the customer ask for a refund?\nyes\nno\nAnswer with yes or no only.", ["yes", "no"]),
+    "boolean": (
+        "Question: Does the customer ask for a refund?\nyes\nno\nAnswer with yes or no only.",
+        ["yes", "no"],
+    ),
     "choice": (
         "Question: Which team?\nA: billing\nB: technical\nC: sales\nD: none\n"
         "Answer with the letter of one option only.",
@@ -137,7 +147,9 @@ def make_tokenizer() -> Tokenizer:
         tokenizer = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges)))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+        tokenizer.add_special_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in SPECIALS]
+        )
         return tokenizer
 
     tokenizer = build()
@@ -201,7 +213,9 @@ def case(model: torch.nn.Module, ids: list[int]) -> dict:
     top = torch.topk(logprobs, 20)
     return {
         "token_ids": ids,
-        "top20": [[token, round(value, 6)] for value, token in zip(top.values.tolist(), top.indices.tolist())],
+        "top20": [
+            [token, round(value, 6)] for value, token in zip(top.values.tolist(), top.indices.tolist())
+        ],
         "logsumexp": round(total, 6),
         "min_logprob": round(logprobs.min().item(), 6),
         "entropy": round(-(logprobs.exp() * logprobs).sum().item(), 6),
@@ -248,7 +262,9 @@ def write(folder: Path, seed: int, make, tokenizer: Tokenizer) -> None:
     wrapped.chat_template = CHAT_TEMPLATE
     wrapped.save_pretrained(folder)
 
-    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    exact = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     generator = torch.Generator().manual_seed(seed)
     sequences = [torch.randint(len(SPECIALS), VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
     expected = {

@@ -8,6 +8,7 @@
 mod config;
 mod error;
 mod gguf;
+mod recommended;
 mod safetensors;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ pub use error::LoadError;
 pub(crate) use error::At;
 pub(crate) use gguf::Gguf;
 
+use crate::generate::Sampling;
 use crate::model::Config;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -52,6 +54,8 @@ pub struct Checkpoint {
     pub template: Arc<ChatTemplate>,
     /// `general.name` of a GGUF file, or the folder's name.
     pub name: String,
+    /// How its makers recommend to sample it, where they say so.
+    pub sampling: Sampling,
     path: PathBuf,
     files: Vec<MappedFile>,
     tensors: BTreeMap<String, Tensor>,
@@ -90,9 +94,11 @@ impl Checkpoint {
             Some(name) => name.into(),
             None => stem(path),
         };
+        let sampling = recommended::from_gguf(at, &gguf)?;
         let tensors = gguf.tensors;
         let (tokenizer, template) = (Arc::new(tokenizer), Arc::new(template));
-        Ok(Self { config, tokenizer, template, name, path: path.into(), files: vec![file], tensors })
+        let (path, files) = (path.into(), vec![file]);
+        Ok(Self { config, tokenizer, template, name, sampling, path, files, tensors })
     }
 
     fn open_folder(folder: &Path) -> Result<Self, LoadError> {
@@ -125,7 +131,9 @@ impl Checkpoint {
         let source = file.as_deref().or(named("default"));
         let template = chat_template(At(folder), source, named("tool_use"), &tokenizer)?;
         let (tokenizer, template) = (Arc::new(tokenizer), Arc::new(template));
-        Ok(Self { config, tokenizer, template, name: stem(folder), path: folder.into(), files, tensors })
+        let sampling = recommended::from_json(At(&folder.join("generation_config.json")), &generation)?;
+        let (name, path) = (stem(folder), folder.into());
+        Ok(Self { config, tokenizer, template, name, sampling, path, files, tensors })
     }
 
     /// Checks that the tensors are those that the configuration implies.

@@ -231,7 +231,8 @@ impl<B: Backend> Llama<B> {
             device.rms_norm(&s.x, &block.ffn_norm, config.eps, &mut s.normed);
             device.linear(&s.normed, &mut [(&block.gate, &mut s.gate), (&block.up, &mut s.up)]);
             device.gate(config.activation, &mut s.gate, &s.up);
-            device.linear(&s.gate, &mut [(&block.down, &mut s.projected)]);
+            // Products of two activations have outliers that int8 alone blurs.
+            device.linear_fine(&s.gate, &mut [(&block.down, &mut s.projected)]);
             device.add(&mut s.x, &s.projected);
         }
     }
@@ -257,7 +258,8 @@ impl<B: Backend> Llama<B> {
             flat.clear();
             tips.iter().for_each(|tip| flat.extend_from_slice(tip));
             device.write(&mut s.tips, &flat);
-            device.linear(&s.tips, &mut [(head, &mut s.logits)]);
+            // Few rows, and every label is read off them.
+            device.linear_fine(&s.tips, &mut [(head, &mut s.logits)]);
             for row in 0..tips.len() {
                 with(chunk * HEAD_ROWS + row, device.read(&s.logits, row));
             }

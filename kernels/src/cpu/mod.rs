@@ -20,7 +20,7 @@ pub use path::Path;
 pub use rows::Rows;
 pub use weights::Matrix;
 
-use self::{pool::Pool, rowwise::Angles};
+use self::{gemm::Rounding, pool::Pool, rowwise::Angles};
 use crate::{
     Activation, Attention, AttentionBatch, Backend, HostMatrix, KernelError, KvShape, PageId, Rope, Slot,
 };
@@ -161,7 +161,11 @@ impl Backend for Cpu {
     }
 
     fn linear(&mut self, x: &Rows, outputs: &mut [(&Matrix, &mut Rows)]) {
-        gemm::linear(self.path, &mut self.pool, &mut self.products, x, outputs);
+        gemm::linear(self.path, &mut self.pool, &mut self.products, Rounding::Coarse, x, outputs);
+    }
+
+    fn linear_fine(&mut self, x: &Rows, outputs: &mut [(&Matrix, &mut Rows)]) {
+        gemm::linear(self.path, &mut self.pool, &mut self.products, Rounding::Fine, x, outputs);
     }
 
     fn bias(&mut self, x: &mut Rows, bias: &Vec<f32>) {

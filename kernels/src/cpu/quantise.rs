@@ -1,6 +1,6 @@
 //! Activations as int8, the other side of the integer dot products.
 
-use super::{path::vectorised, weights::BLOCK};
+use super::{Path, path::vectorised, weights::BLOCK};
 
 /// 32 activations: `x ≈ scale · q`, `q` in −127..=127.
 #[derive(Debug, Clone, Copy)]
@@ -44,11 +44,11 @@ vectorised! {
             let inverse = 127.0 / largest;
             block.scale = largest / 127.0;
             let mut sums = [0i32; 2];
-            for (half, sum) in sums.iter_mut().enumerate() {
-                for i in half * 16..half * 16 + 16 {
-                    let q = (x[i] * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i8;
-                    block.q[i] = q;
-                    *sum += i32::from(q);
+            let halves = x.as_chunks::<16>().0.iter().zip(block.q.as_chunks_mut::<16>().0);
+            for (sum, (x, q)) in sums.iter_mut().zip(halves) {
+                for (x, q) in x.iter().zip(q) {
+                    *q = (x * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i8;
+                    *sum += i32::from(*q);
                 }
             }
             block.halves = [block.scale * sums[0] as f32, block.scale * sums[1] as f32];
@@ -57,10 +57,18 @@ vectorised! {
     }
 }
 
+/// Quantises what [`quantise_row`] rounded off: the sum of both is `x` to about
+/// 15 bits.
+pub(crate) fn quantise_rest(path: Path, x: &[f32], coarse: &[QBlock], out: &mut [QBlock]) {
+    for ((x, coarse), out) in x.as_chunks::<BLOCK>().0.iter().zip(coarse).zip(out) {
+        let rest: [f32; BLOCK] = std::array::from_fn(|i| x[i] - coarse.scale * f32::from(coarse.q[i]));
+        quantise_row(path, &rest, std::slice::from_mut(out));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Path;
 
     fn quantise(x: [f32; BLOCK]) -> QBlock {
         let mut out = [QBlock::ZERO];
@@ -96,6 +104,23 @@ mod tests {
             let mut x = [1.0; BLOCK];
             x[17] = bad;
             assert!(!quantise(x).scale.is_finite());
+        }
+    }
+
+    #[test]
+    fn the_rest_brings_fifteen_bits() {
+        let x: [f32; BLOCK] =
+            std::array::from_fn(|i| (i as f32 * 0.7).sin() * if i == 5 { 40.0 } else { 1.0 });
+        let coarse = [quantise(x)];
+        for path in Path::ALL.into_iter().filter(|p| p.available()) {
+            let mut rest = [QBlock::ZERO];
+            quantise_rest(path, &x, &coarse, &mut rest);
+            for i in 0..BLOCK {
+                let value = |block: &QBlock| block.scale * f32::from(block.q[i]);
+                let (one, both) = (value(&coarse[0]), value(&coarse[0]) + value(&rest[0]));
+                assert!((x[i] - one).abs() <= 40.0 / 254.0 * 1.001);
+                assert!((x[i] - both).abs() <= 40.0 / 254.0 / 254.0 * 1.01, "{path:?}: {} != {both}", x[i]);
+            }
         }
     }
 }

@@ -243,8 +243,8 @@ struct FileBlock {
 fn pack<P: Packing>(format: Format, row: &[u8], lane: usize, panel: &mut [u8]) {
     for (i, block) in panel.chunks_exact_mut(P::BYTES).enumerate() {
         let FileBlock { q, d, m } = file_block(format, row, i);
-        for group in 0..P::GROUPS {
-            put_scale::<P>(block, (group * LANES + lane) * P::SCALE, d[group]);
+        for (group, &d) in d[..P::GROUPS].iter().enumerate() {
+            put_scale::<P>(block, (group * LANES + lane) * P::SCALE, d);
         }
         if P::AFFINE {
             put_scale::<P>(block, P::MINIMA + lane * P::SCALE, m);

@@ -48,11 +48,19 @@ impl Random {
     }
 }
 
-/// The paths that this processor has; names the others, once for each test.
+/// The paths that this processor has, or the one that `FORKPOINT_CPU` names;
+/// says which are passed over, once for each test.
+#[allow(clippy::print_stdout, reason = "a test that is skipped says so")]
 pub fn paths() -> Vec<Path> {
-    let (have, lack): (Vec<_>, Vec<_>) = Path::ALL.into_iter().partition(|path| path.available());
-    for path in lack {
-        println!("skipped: this processor has no {}", path.name());
+    let only = std::env::var("FORKPOINT_CPU").ok();
+    let wanted = |path: &Path| only.as_ref().is_none_or(|only| only == path.name());
+    let mut have = Vec::new();
+    for path in Path::ALL.into_iter().filter(wanted) {
+        if path.available() {
+            have.push(path);
+        } else {
+            println!("skipped: this processor has no {}", path.name());
+        }
     }
     have
 }

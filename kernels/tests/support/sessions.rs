@@ -157,30 +157,36 @@ impl Bench {
         spans.iter().map(|s| out[s.row as usize * wide..(s.row + s.rows) as usize * wide].to_vec()).collect()
     }
 
-    /// The same of one token, in f64 from the bf16 keys and values.
-    pub fn exact(&self, session: &Session, token: usize) -> Vec<f64> {
+    /// The same of one token, in f64 from the bf16 keys and values; and by how
+    /// much f32 may miss each number.
+    pub fn exact(&self, session: &Session, token: usize) -> Vec<(f64, f64)> {
         let (wide, narrow) = self.widths();
         let dim = self.shape.head_dim;
         let scale = f64::from(self.attention().scale);
         let first = self.shape.window.map_or(0, |w| (token + 1).saturating_sub(w as usize));
         let number = |v: f32| bf16::from_f32(v).to_f64();
-        let mut out = vec![0.0; wide];
+        let mut out = vec![(0.0, 0.0); wide];
         for head in 0..self.shape.heads {
             let kv_head = head * self.shape.kv_heads / self.shape.heads;
             let at = |key: usize| key * narrow + kv_head * dim;
             let q = &session.q[token * wide + head * dim..][..dim];
-            let scores: Vec<f64> = (first..=token)
+            // A score, and the size of the terms that it is the sum of.
+            let scores: Vec<(f64, f64)> = (first..=token)
                 .map(|key| {
-                    let dot = q.iter().zip(&session.k[at(key)..]).map(|(&q, &k)| f64::from(q) * number(k));
-                    scale * dot.sum::<f64>()
+                    let terms = q.iter().zip(&session.k[at(key)..]).map(|(&q, &k)| f64::from(q) * number(k));
+                    terms.fold((0.0, 0.0), |(sum, size), t| (sum + scale * t, size + scale * t.abs()))
                 })
                 .collect();
-            let max = scores.iter().copied().fold(f64::MIN, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let max = scores.iter().fold(f64::MIN, |max, s| max.max(s.0));
+            let size = scores.iter().fold(0.0f64, |max, s| max.max(s.1));
+            let sum: f64 = scores.iter().map(|s| (s.0 - max).exp()).sum();
+            // A score that is off by e makes its weight wrong by a factor of e^e.
+            let loss = 1e-6 + size * 2f64.powi(-21);
             for (key, score) in (first..).zip(&scores) {
-                let weight = (score - max).exp() / sum;
+                let weight = (score.0 - max).exp() / sum;
                 for (d, out) in out[head * dim..][..dim].iter_mut().enumerate() {
-                    *out += weight * number(session.v[at(key) + d]);
+                    let term = weight * number(session.v[at(key) + d]);
+                    *out = (out.0 + term, out.1 + term.abs() * loss);
                 }
             }
         }

@@ -1,4 +1,7 @@
 //! AVX2 and FMA: bf16 widened by a shift, sums in f32.
+//!
+//! Pages lie anywhere, so the hardware does not foresee the next: the kernels
+//! ask for it while they work on one.
 
 use std::arch::x86_64::*;
 
@@ -92,12 +95,15 @@ unsafe fn scores_of<const Q: usize, const P: usize>(
 ) {
     let (groups, rest) = pages.as_chunks::<P>();
     for (i, &pages) in groups.iter().enumerate() {
+        let next = groups.get(i + 1).unwrap_or(&groups[i]);
         // SAFETY: the caller's promise, for pages of this group.
-        unsafe { scores_at::<Q, P>(dim, queries, pages, scores.add(i * P * PAGE_TOKENS)) }
+        unsafe { scores_at::<Q, P>(dim, queries, pages, *next, scores.add(i * P * PAGE_TOKENS)) }
     }
     for (i, &page) in rest.iter().enumerate() {
         // SAFETY: as above.
-        unsafe { scores_at::<Q, 1>(dim, queries, [page], scores.add((groups.len() * P + i) * PAGE_TOKENS)) }
+        unsafe {
+            scores_at::<Q, 1>(dim, queries, [page], [page], scores.add((groups.len() * P + i) * PAGE_TOKENS))
+        }
     }
 }
 
@@ -109,6 +115,7 @@ unsafe fn scores_at<const Q: usize, const P: usize>(
     dim: usize,
     queries: *const f32,
     pages: [*const u16; P],
+    next: [*const u16; P],
     scores: *mut f32,
 ) {
     let mut sums = [[[_mm256_setzero_ps(); 2]; P]; Q];
@@ -118,6 +125,7 @@ unsafe fn scores_at<const Q: usize, const P: usize>(
             // numbers there.
             unsafe {
                 let keys = page.add(pair * 2 * PAGE_TOKENS).cast::<__m256i>();
+                _mm_prefetch::<_MM_HINT_T0>(next[p].add(pair * 2 * PAGE_TOKENS).cast());
                 let [a, b] = [_mm256_loadu_si256(keys), _mm256_loadu_si256(keys.add(1))];
                 let k = [even(a), even(b)];
                 for (q, sums) in sums.iter_mut().enumerate() {
@@ -218,9 +226,10 @@ unsafe fn values_of<const Q: usize, const W: usize>(
     out: *mut f32,
     stride: usize,
 ) {
-    for (i, pages) in pages.chunks(NEAR).enumerate() {
+    for (i, near) in pages.chunks(NEAR).enumerate() {
+        let next = pages.get((i + 1) * NEAR..).unwrap_or_default();
         // SAFETY: the caller's promise, for these pages' weights.
-        unsafe { values_at::<Q, W>(dim, weights.add(i * NEAR * PAGE_TOKENS), pages, out, stride) }
+        unsafe { values_at::<Q, W>(dim, weights.add(i * NEAR * PAGE_TOKENS), near, next, out, stride) }
     }
 }
 
@@ -232,6 +241,7 @@ unsafe fn values_at<const Q: usize, const W: usize>(
     dim: usize,
     weights: *const f32,
     pages: &[*const u16],
+    next: &[*const u16],
     out: *mut f32,
     stride: usize,
 ) {
@@ -244,12 +254,14 @@ unsafe fn values_at<const Q: usize, const W: usize>(
             }
         }
         for (i, page) in pages.iter().enumerate() {
+            let next = next.get(i).unwrap_or(page);
             for pair in 0..PAGE_TOKENS / 2 {
                 let token = i * PAGE_TOKENS + 2 * pair;
                 // SAFETY: token pair `pair` has `2 · dim` numbers from there, and
                 // each query two weights.
                 unsafe {
                     let values = page.add((pair * dim + d) * 2).cast::<__m256i>();
+                    _mm_prefetch::<_MM_HINT_T0>(next.add((pair * dim + d) * 2).cast());
                     for w in 0..W {
                         let values = _mm256_loadu_si256(values.add(w));
                         let v = even(values);

@@ -1,6 +1,6 @@
 //! AVX-512 F: bf16 widened by a shift, sums in f32.
 //!
-//! A page's 16 tokens are one vector of keys. Queries and weights stay f32:
+//! As AVX2 does it; a page's 16 tokens are one vector of keys. Queries and weights stay f32:
 //! `vdpbf16ps` would round them.
 
 use std::arch::x86_64::*;
@@ -96,12 +96,15 @@ unsafe fn scores_of<const Q: usize, const P: usize>(
 ) {
     let (groups, rest) = pages.as_chunks::<P>();
     for (i, &pages) in groups.iter().enumerate() {
+        let next = groups.get(i + 1).unwrap_or(&groups[i]);
         // SAFETY: the caller's promise, for pages of this group.
-        unsafe { scores_at::<Q, P>(dim, queries, pages, scores.add(i * P * PAGE_TOKENS)) }
+        unsafe { scores_at::<Q, P>(dim, queries, pages, *next, scores.add(i * P * PAGE_TOKENS)) }
     }
     for (i, &page) in rest.iter().enumerate() {
         // SAFETY: as above.
-        unsafe { scores_at::<Q, 1>(dim, queries, [page], scores.add((groups.len() * P + i) * PAGE_TOKENS)) }
+        unsafe {
+            scores_at::<Q, 1>(dim, queries, [page], [page], scores.add((groups.len() * P + i) * PAGE_TOKENS))
+        }
     }
 }
 
@@ -113,6 +116,7 @@ unsafe fn scores_at<const Q: usize, const P: usize>(
     dim: usize,
     queries: *const f32,
     pages: [*const u16; P],
+    next: [*const u16; P],
     scores: *mut f32,
 ) {
     let mut sums = [[_mm512_setzero_ps(); P]; Q];
@@ -121,6 +125,7 @@ unsafe fn scores_at<const Q: usize, const P: usize>(
             // SAFETY: 16 lanes of dimension pair `pair`, and the queries' two
             // numbers there.
             unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(next[p].add(pair * 2 * PAGE_TOKENS).cast());
                 let keys = _mm512_loadu_si512(page.add(pair * 2 * PAGE_TOKENS).cast());
                 let k = [even(keys), odd(keys)];
                 for (q, sums) in sums.iter_mut().enumerate() {
@@ -190,6 +195,10 @@ fn exp2(x: __m512) -> __m512 {
     _mm512_maskz_mov_ps(kept, power)
 }
 
+/// Pages whose values are summed before the next dimensions: they stay in the
+/// first-level cache.
+const NEAR: usize = 4;
+
 /// `Q` queries, `16 · W` dimensions at a time.
 ///
 /// # Safety
@@ -202,6 +211,25 @@ unsafe fn values_of<const Q: usize, const W: usize>(
     out: *mut f32,
     stride: usize,
 ) {
+    for (i, near) in pages.chunks(NEAR).enumerate() {
+        let next = pages.get((i + 1) * NEAR..).unwrap_or_default();
+        // SAFETY: the caller's promise, for these pages' weights.
+        unsafe { values_at::<Q, W>(dim, weights.add(i * NEAR * PAGE_TOKENS), near, next, out, stride) }
+    }
+}
+
+/// # Safety
+/// As for [`values_of`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn values_at<const Q: usize, const W: usize>(
+    dim: usize,
+    weights: *const f32,
+    pages: &[*const u16],
+    next: &[*const u16],
+    out: *mut f32,
+    stride: usize,
+) {
     for d in (0..dim).step_by(16 * W) {
         let mut sums = [[_mm512_setzero_ps(); W]; Q];
         for (q, sums) in sums.iter_mut().enumerate() {
@@ -211,12 +239,14 @@ unsafe fn values_of<const Q: usize, const W: usize>(
             }
         }
         for (i, page) in pages.iter().enumerate() {
+            let next = next.get(i).unwrap_or(page);
             for pair in 0..PAGE_TOKENS / 2 {
                 let token = i * PAGE_TOKENS + 2 * pair;
                 // SAFETY: token pair `pair` has `2 · dim` numbers from there, and
                 // each query two weights.
                 unsafe {
                     let values = page.add((pair * dim + d) * 2).cast::<__m512i>();
+                    _mm_prefetch::<_MM_HINT_T0>(next.add((pair * dim + d) * 2).cast());
                     for w in 0..W {
                         let values = _mm512_loadu_si512(values.add(w));
                         let v = [even(values), odd(values)];

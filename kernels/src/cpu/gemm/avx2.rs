@@ -15,13 +15,8 @@ use crate::cpu::{
     weights::{BLOCK, LANES, Packing},
 };
 
-/// Rows of a tile of quantised weights.
-const TILE: usize = 4;
 /// Rows of a tile of plain weights: 12 sums, 2 weights and an activation.
 const PLAIN_TILE: usize = 6;
-
-/// Two vectors of a panel's 16 outputs.
-type Pair = [__m256; 2];
 
 /// # Safety
 /// The processor has AVX2, FMA and F16C; and as for [`Output::put`], for all of
@@ -32,32 +27,42 @@ pub(super) unsafe fn quantised<P: Packing>(panel: &[u8], x: Input<'_, QBlock>, o
     assert!(x.data.len() >= x.rows * x.stride, "rows of the input");
     let mut row = 0;
     while row < x.rows {
+        // One row or two take all 16 outputs at once; more take 8 and then 8,
+        // for which all sums fit in registers.
         // SAFETY: the panel has `stride` blocks, as many as each row of the
         // input, and rows `row..row + R` exist; the rest is the caller's promise.
         unsafe {
-            row += match x.rows - row {
-                1 => tile::<P, 1>(panel, x, row, out),
-                2 => tile::<P, 2>(panel, x, row, out),
-                3 => tile::<P, 3>(panel, x, row, out),
-                _ => tile::<P, TILE>(panel, x, row, out),
+            match x.rows - row {
+                1 => tile::<P, 1, 2>(panel, x, row, 0, out),
+                2 => tile::<P, 2, 2>(panel, x, row, 0, out),
+                3 => {
+                    tile::<P, 3, 1>(panel, x, row, 0, out);
+                    tile::<P, 3, 1>(panel, x, row, 8, out);
+                }
+                _ => {
+                    tile::<P, 4, 1>(panel, x, row, 0, out);
+                    tile::<P, 4, 1>(panel, x, row, 8, out);
+                }
             }
         }
+        row += 4;
     }
 }
 
-/// `R` rows from `first`; returns `R`.
+/// `R` rows from `first`, and `8 · V` of the panel's outputs from `lane`.
 ///
 /// # Safety
-/// As for [`quantised`], with rows and blocks in bounds.
+/// As for [`quantised`], with rows, blocks and outputs in bounds.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<P: Packing, const R: usize>(
+unsafe fn tile<P: Packing, const R: usize, const V: usize>(
     panel: &[u8],
     x: Input<'_, QBlock>,
     first: usize,
+    lane: usize,
     out: Output,
-) -> usize {
-    let mut sums = [[_mm256_setzero_ps(); 2]; R];
+) {
+    let mut sums = [[_mm256_setzero_ps(); V]; R];
     for b in 0..x.stride {
         // SAFETY: block `b` of the panel and of each row lie in bounds.
         unsafe {
@@ -66,26 +71,25 @@ unsafe fn tile<P: Packing, const R: usize>(
                 std::array::from_fn(|r| x.data.as_ptr().add((first + r) * x.stride + b));
             for group in 0..P::GROUPS {
                 let dots = if P::NIBBLES {
-                    nibble_dots::<P, R>(block, rows)
+                    nibble_dots::<P, R, V>(block, rows, lane)
                 } else {
-                    byte_dots::<P, R>(block, rows, group)
+                    byte_dots::<P, R, V>(block, rows, lane, group)
                 };
-                let d = scales::<P>(block, group);
-                let m = if P::AFFINE { scales::<P>(block, P::GROUPS + group) } else { d };
-                for r in 0..R {
+                let d = scales::<P, V>(block, group, lane);
+                let m = if P::AFFINE { scales::<P, V>(block, P::GROUPS + group, lane) } else { d };
+                for (r, sums) in sums.iter_mut().enumerate() {
                     let scale = _mm256_set1_ps((*rows[r]).scale);
                     let sum = (*rows[r]).group_sum(group, P::GROUPS);
-                    for half in 0..2 {
-                        let dot = _mm256_cvtepi32_ps(dots[r][half]);
-                        let total = &mut sums[r][half];
+                    for (v, total) in sums.iter_mut().enumerate() {
+                        let dot = _mm256_cvtepi32_ps(dots[r][v]);
                         *total = if P::AFFINE {
-                            let with_min = _mm256_fmadd_ps(m[half], _mm256_set1_ps(sum), *total);
-                            _mm256_fmadd_ps(d[half], _mm256_mul_ps(dot, scale), with_min)
+                            let with_min = _mm256_fmadd_ps(m[v], _mm256_set1_ps(sum), *total);
+                            _mm256_fmadd_ps(d[v], _mm256_mul_ps(dot, scale), with_min)
                         } else if signed::<P>() {
-                            _mm256_fmadd_ps(d[half], _mm256_mul_ps(dot, scale), *total)
+                            _mm256_fmadd_ps(d[v], _mm256_mul_ps(dot, scale), *total)
                         } else {
                             let offset = _mm256_set1_ps(f32::from(P::OFFSET) * sum);
-                            _mm256_fmadd_ps(d[half], _mm256_fmsub_ps(dot, scale, offset), *total)
+                            _mm256_fmadd_ps(d[v], _mm256_fmsub_ps(dot, scale, offset), *total)
                         };
                     }
                 }
@@ -94,9 +98,8 @@ unsafe fn tile<P: Packing, const R: usize>(
     }
     for (r, sums) in sums.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { put(out, first + r, sums) };
+        unsafe { put(out, first + r, lane, sums) };
     }
-    R
 }
 
 /// Whether q minus its offset is multiplied as a signed byte.
@@ -110,35 +113,39 @@ const fn signed<P: Packing>() -> bool {
 /// `block` and `rows` point to blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn nibble_dots<P: Packing, const R: usize>(
+unsafe fn nibble_dots<P: Packing, const R: usize, const V: usize>(
     block: *const u8,
     rows: [*const QBlock; R],
-) -> [[__m256i; 2]; R] {
+    lane: usize,
+) -> [[__m256i; V]; R] {
+    // No `map` over vectors here: the library's code has no AVX2, so they would
+    // pass through memory.
     let mask = _mm256_set1_epi8(15);
-    let mut sums = [[_mm256_setzero_si256(); 2]; R];
+    let mut sums = [[_mm256_setzero_si256(); V]; R];
     for chunk in 0..BLOCK / 8 {
-        // SAFETY: chunk `chunk` of a block's q, 64 bytes, and of its inputs, 8.
+        // SAFETY: `8 · V` outputs of chunk `chunk` of a block's q, and the
+        // chunk's 8 inputs.
         unsafe {
-            let bytes = block.add(P::QUANTS + chunk * 64).cast::<__m256i>();
-            let [a, b] = [_mm256_loadu_si256(bytes), _mm256_loadu_si256(bytes.add(1))];
-            let low = [_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)];
-            let [a, b] = [_mm256_srli_epi16::<4>(a), _mm256_srli_epi16::<4>(b)];
-            let high = [_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)];
-            for r in 0..R {
-                let x = broadcast(rows[r], chunk * 8);
-                sums[r][0] = _mm256_add_epi16(sums[r][0], _mm256_maddubs_epi16(low[0], x));
-                sums[r][1] = _mm256_add_epi16(sums[r][1], _mm256_maddubs_epi16(low[1], x));
-                let x = broadcast(rows[r], chunk * 8 + 4);
-                sums[r][0] = _mm256_add_epi16(sums[r][0], _mm256_maddubs_epi16(high[0], x));
-                sums[r][1] = _mm256_add_epi16(sums[r][1], _mm256_maddubs_epi16(high[1], x));
+            let bytes = block.add(P::QUANTS + chunk * 64 + lane * 4).cast::<__m256i>();
+            let mut low = [_mm256_setzero_si256(); V];
+            let mut high = low;
+            for (v, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
+                let packed = _mm256_loadu_si256(bytes.add(v));
+                *low = _mm256_and_si256(packed, mask);
+                *high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), mask);
+            }
+            for (&row, sums) in rows.iter().zip(&mut sums) {
+                let x = [broadcast(row, chunk * 8), broadcast(row, chunk * 8 + 4)];
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(low[v], x[0]));
+                    *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(high[v], x[1]));
+                }
             }
         }
     }
-    // Not `map`: the library's code has no AVX2, so vectors would pass through
-    // memory.
     let ones = _mm256_set1_epi16(1);
-    for [a, b] in &mut sums {
-        (*a, *b) = (_mm256_madd_epi16(*a, ones), _mm256_madd_epi16(*b, ones));
+    for sum in sums.as_flattened_mut() {
+        *sum = _mm256_madd_epi16(*sum, ones);
     }
     sums
 }
@@ -149,31 +156,37 @@ unsafe fn nibble_dots<P: Packing, const R: usize>(
 /// `block` and `rows` point to blocks, and `group` is one of the block's.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn byte_dots<P: Packing, const R: usize>(
+unsafe fn byte_dots<P: Packing, const R: usize, const V: usize>(
     block: *const u8,
     rows: [*const QBlock; R],
+    lane: usize,
     group: usize,
-) -> [[__m256i; 2]; R] {
+) -> [[__m256i; V]; R] {
     let ones = _mm256_set1_epi16(1);
     let bias = _mm256_set1_epi8(-128);
-    let mut sums = [[_mm256_setzero_si256(); 2]; R];
+    let mut sums = [[_mm256_setzero_si256(); V]; R];
     let chunks = BLOCK / 4 / P::GROUPS;
     for chunk in group * chunks..(group + 1) * chunks {
-        // SAFETY: chunk `chunk` of a block's q, 64 bytes, and of its inputs, 4.
+        // SAFETY: `8 · V` outputs of chunk `chunk` of a block's q, and the
+        // chunk's 4 inputs.
         unsafe {
-            let bytes = block.add(P::QUANTS + chunk * 64).cast::<__m256i>();
-            for half in 0..2 {
-                let q = _mm256_loadu_si256(bytes.add(half));
-                let w = _mm256_xor_si256(q, bias);
-                let size = _mm256_abs_epi8(w);
-                for r in 0..R {
-                    let x = broadcast(rows[r], chunk * 4);
+            let bytes = block.add(P::QUANTS + chunk * 64 + lane * 4).cast::<__m256i>();
+            let mut q = [_mm256_setzero_si256(); V];
+            let (mut w, mut size) = (q, q);
+            for (v, q) in q.iter_mut().enumerate() {
+                *q = _mm256_loadu_si256(bytes.add(v));
+                w[v] = _mm256_xor_si256(*q, bias);
+                size[v] = _mm256_abs_epi8(w[v]);
+            }
+            for (&row, sums) in rows.iter().zip(&mut sums) {
+                let x = broadcast(row, chunk * 4);
+                for (v, sum) in sums.iter_mut().enumerate() {
                     let products = if signed::<P>() {
-                        _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w))
+                        _mm256_maddubs_epi16(size[v], _mm256_sign_epi8(x, w[v]))
                     } else {
-                        _mm256_maddubs_epi16(q, x)
+                        _mm256_maddubs_epi16(q[v], x)
                     };
-                    sums[r][half] = _mm256_add_epi32(sums[r][half], _mm256_madd_epi16(products, ones));
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(products, ones));
                 }
             }
         }
@@ -192,41 +205,43 @@ unsafe fn broadcast(row: *const QBlock, input: usize) -> __m256i {
     unsafe { _mm256_set1_epi32((*row).q.as_ptr().add(input).cast::<i32>().read_unaligned()) }
 }
 
-/// The 16 scales of a group; minima count on from the last group.
+/// `8 · V` scales of a group from `lane`; minima count on from the last group.
 ///
 /// # Safety
 /// `block` points to a packed block that has them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scales<P: Packing>(block: *const u8, group: usize) -> Pair {
-    // SAFETY: 16 scales start there.
-    unsafe {
-        let at = block.add(group * LANES * P::SCALE);
-        if P::HALF {
-            let at = at.cast::<__m128i>();
-            [_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at.add(1)))]
-        } else {
-            let at = at.cast::<f32>();
-            [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))]
+unsafe fn scales<P: Packing, const V: usize>(block: *const u8, group: usize, lane: usize) -> [__m256; V] {
+    let mut scales = [_mm256_setzero_ps(); V];
+    for (v, scales) in scales.iter_mut().enumerate() {
+        // SAFETY: 8 scales start there.
+        unsafe {
+            let at = block.add((group * LANES + lane + 8 * v) * P::SCALE);
+            *scales = if P::HALF { F16::load(at) } else { F32::load(at) };
         }
     }
+    scales
 }
 
+/// Writes a row's outputs from `lane`.
+///
 /// # Safety
 /// As for [`Output::put`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn put(out: Output, row: usize, sums: &Pair) {
+unsafe fn put<const V: usize>(out: Output, row: usize, lane: usize, sums: &[__m256; V]) {
     let mut values = [0.0; LANES];
     let whole = out.lanes == LANES;
-    // SAFETY: 16 numbers, of the row or of `values`; the rest is the caller's
-    // promise.
+    // SAFETY: `8 · V` numbers, of the row or of `values`; the rest is the
+    // caller's promise.
     unsafe {
-        let to = if whole { out.start.add(row * out.stride) } else { values.as_mut_ptr() };
-        _mm256_storeu_ps(to, sums[0]);
-        _mm256_storeu_ps(to.add(8), sums[1]);
-        if !whole {
-            out.put(row, &values);
+        let row = out.start.add(row * out.stride + lane);
+        let to = if whole { row } else { values.as_mut_ptr() };
+        for (v, &sum) in sums.iter().enumerate() {
+            _mm256_storeu_ps(to.add(8 * v), sum);
+        }
+        if !whole && lane < out.lanes {
+            row.copy_from_nonoverlapping(to, (out.lanes - lane).min(8 * V));
         }
     }
 }
@@ -331,7 +346,7 @@ unsafe fn plain_tile<T: Plain, const R: usize>(
     }
     for (r, sums) in sums.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { put(out, first + r, sums) };
+        unsafe { put(out, first + r, 0, sums) };
     }
     R
 }

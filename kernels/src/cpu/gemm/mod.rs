@@ -14,8 +14,8 @@ mod scalar;
 use super::{
     Matrix, Path, Rows,
     pool::{Pool, share},
-    quantise::{QBlock, quantise_row},
-    weights::{BLOCK, LANES, by_packing},
+    quantise::{QBlock, quantise_rest, quantise_row},
+    weights::{BLOCK, LANES, Packing, by_packing},
 };
 use crate::Format;
 
@@ -26,6 +26,15 @@ const ROWS: usize = 64;
 const CACHE: usize = 256 * 1024;
 /// Multiplications under which a call stays on one thread.
 const SMALL: usize = 128 * 1024;
+
+/// How many int8 stand for an activation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    /// One.
+    Coarse,
+    /// A second one for what the first rounds off.
+    Fine,
+}
 
 /// Activations as int8, reused from call to call.
 #[derive(Debug, Default)]
@@ -70,6 +79,19 @@ impl Output {
             std::ptr::copy_nonoverlapping(values.as_ptr(), to, self.lanes);
         }
     }
+
+    /// Adds to a row's outputs.
+    ///
+    /// # Safety
+    /// As [`Output::put`]; the outputs were put before.
+    #[inline(always)]
+    unsafe fn add(self, row: usize, values: &[f32; LANES]) {
+        for (lane, value) in values[..self.lanes].iter().enumerate() {
+            // SAFETY: `lanes` numbers from `start + row · stride` are this
+            // panel's part of the row, by the contract.
+            unsafe { *self.start.add(row * self.stride + lane) += value };
+        }
+    }
 }
 
 /// `out = x · Wᵀ` for each pair.
@@ -77,6 +99,7 @@ pub(crate) fn linear(
     path: Path,
     pool: &mut Pool,
     scratch: &mut Scratch,
+    rounding: Rounding,
     x: &Rows,
     outputs: &mut [(&Matrix, &mut Rows)],
 ) {
@@ -89,17 +112,10 @@ pub(crate) fn linear(
     if rows == 0 {
         return;
     }
-    let blocks = &mut scratch.blocks;
+    let mut activations = Activations { coarse: &[], fine: &[] };
     if outputs.iter().any(|(matrix, _)| matrix.quantised()) {
-        let per_row = inputs / BLOCK;
-        if blocks.len() < rows * per_row {
-            blocks.resize(rows * per_row, QBlock::ZERO);
-        }
-        pool.chunks(&mut blocks[..rows * per_row], per_row, rows * inputs, &|row, blocks| {
-            quantise_row(path, x.row(row), blocks);
-        });
+        activations = scratch.quantise(path, pool, rounding, x);
     }
-    let blocks = &*blocks;
     let outputs = &*outputs;
     let panels: usize = outputs.iter().map(|(matrix, _)| matrix.panels()).sum();
     let chunk = ROWS.min(CACHE / (inputs * 2)).max(8);
@@ -111,7 +127,7 @@ pub(crate) fn linear(
             for (matrix, out) in outputs {
                 let (start, end) = (mine.start.max(before), mine.end.min(before + matrix.panels()));
                 for panel in start..end {
-                    product(path, matrix, panel - before, x, blocks, run.clone(), out);
+                    product(path, matrix, panel - before, x, activations, run.clone(), out);
                 }
                 before += matrix.panels();
             }
@@ -125,13 +141,42 @@ pub(crate) fn linear(
     }
 }
 
+/// Activations as int8: of each row, one block after the other.
+#[derive(Clone, Copy)]
+struct Activations<'a> {
+    coarse: &'a [QBlock],
+    /// What the coarse ones rounded off, or nothing.
+    fine: &'a [QBlock],
+}
+
+impl Scratch {
+    fn quantise(&mut self, path: Path, pool: &mut Pool, rounding: Rounding, x: &Rows) -> Activations<'_> {
+        let per_row = x.width() / BLOCK;
+        let all = x.len() * per_row;
+        if self.blocks.len() < 2 * all {
+            self.blocks.resize(2 * all, QBlock::ZERO);
+        }
+        let cost = x.len() * x.width();
+        let (coarse, fine) = self.blocks[..2 * all].split_at_mut(all);
+        pool.chunks(coarse, per_row, cost, &|row, out| quantise_row(path, x.row(row), out));
+        if rounding == Rounding::Coarse {
+            return Activations { coarse, fine: &[] };
+        }
+        let first = &*coarse;
+        pool.chunks(fine, per_row, 2 * cost, &|row, out| {
+            quantise_rest(path, x.row(row), &first[row * per_row..][..per_row], out);
+        });
+        Activations { coarse, fine }
+    }
+}
+
 /// One panel of `matrix` with a run of rows.
 fn product(
     path: Path,
     matrix: &Matrix,
     panel: usize,
     x: &Rows,
-    blocks: &[QBlock],
+    activations: Activations<'_>,
     run: std::ops::Range<usize>,
     out: &Rows,
 ) {
@@ -150,13 +195,17 @@ fn product(
     // processor has it.
     unsafe {
         by_packing!(matrix.format(), P => {
-            let input = Input { data: &blocks[run.start * per_row..run.end * per_row], stride: per_row, rows };
-            match path {
-                #[cfg(target_arch = "x86_64")]
-                Path::Avx2 => avx2::quantised::<P>(weights, input, output),
-                #[cfg(target_arch = "x86_64")]
-                Path::Avx512 => avx512::quantised::<P>(weights, input, output),
-                _ => scalar::quantised::<P>(weights, input, output),
+            let input = |blocks| Input { data: blocks, stride: per_row, rows };
+            let of_run = run.start * per_row..run.end * per_row;
+            quantised::<P>(path, weights, input(&activations.coarse[of_run.clone()]), output);
+            if !activations.fine.is_empty() {
+                let mut rest = [[0.0; LANES]; ROWS];
+                let start = rest.as_mut_ptr().cast();
+                let spare = Output { start, stride: LANES, lanes: LANES };
+                quantised::<P>(path, weights, input(&activations.fine[of_run]), spare);
+                for (row, rest) in rest[..rows].iter().enumerate() {
+                    output.add(row, rest);
+                }
             }
         }, _ => {
             let input = Input { data: &x.as_slice()[run.start * inputs..run.end * inputs], stride: inputs, rows };
@@ -176,5 +225,22 @@ fn product(
                 (_, format) => scalar::plain(format, weights, input, output),
             }
         });
+    }
+}
+
+/// One quantised panel with a run of int8 rows.
+///
+/// # Safety
+/// The processor has the path; the outputs are nobody else's.
+unsafe fn quantised<P: Packing>(path: Path, weights: &[u8], input: Input<'_, QBlock>, output: Output) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match path {
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => avx2::quantised::<P>(weights, input, output),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => avx512::quantised::<P>(weights, input, output),
+            _ => scalar::quantised::<P>(weights, input, output),
+        }
     }
 }
