@@ -405,7 +405,8 @@ impl<B: Backend> Scheduler<B> {
         self.gauges.evictions.store(census.evictions, Relaxed);
         self.gauges.pages_held.store(census.held as u64, Relaxed);
         self.gauges.pages_cached.store(census.cached as u64, Relaxed);
-        self.gauges.sessions.store(self.sessions.len() as u64, Relaxed);
+        let computing = self.jobs.iter().filter(|job| job.id.is_some()).count();
+        self.gauges.sessions.store((self.sessions.len() + computing) as u64, Relaxed);
         self.gauges.waiting.store(self.jobs.len() as u64, Relaxed);
     }
 

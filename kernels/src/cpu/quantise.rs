@@ -115,11 +115,11 @@ mod tests {
         for path in Path::ALL.into_iter().filter(|p| p.available()) {
             let mut rest = [QBlock::ZERO];
             quantise_rest(path, &x, &coarse, &mut rest);
-            for i in 0..BLOCK {
+            for (i, x) in x.iter().enumerate() {
                 let value = |block: &QBlock| block.scale * f32::from(block.q[i]);
                 let (one, both) = (value(&coarse[0]), value(&coarse[0]) + value(&rest[0]));
-                assert!((x[i] - one).abs() <= 40.0 / 254.0 * 1.001);
-                assert!((x[i] - both).abs() <= 40.0 / 254.0 / 254.0 * 1.01, "{path:?}: {} != {both}", x[i]);
+                assert!((x - one).abs() <= 40.0 / 254.0 * 1.001);
+                assert!((x - both).abs() <= 40.0 / 254.0 / 254.0 * 1.01, "{path:?}: {} != {both}", x);
             }
         }
     }
