@@ -120,7 +120,7 @@ async fn questions_move_no_neighbour_in_any_order() {
         let together = session.decide(&questions).await.unwrap();
         for (question, expected) in questions.iter().zip(&together) {
             let alone = session.decide(std::slice::from_ref(question)).await.unwrap();
-            assert_eq!(alone, [expected.clone()], "{}", question.instructions);
+            assert_eq!(alone, std::slice::from_ref(expected), "{}", question.instructions);
         }
         let reversed: Vec<Question> = questions.iter().rev().cloned().collect();
         let mut answers = session.decide(&reversed).await.unwrap();

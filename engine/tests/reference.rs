@@ -1,6 +1,8 @@
 //! The numbers are right: next-token log-probabilities against those of
 //! transformers, on nine real prompts and on small random models.
 
+#![allow(clippy::print_stdout, reason = "the figures are worth a look: run with --nocapture")]
+
 mod common;
 
 use std::collections::BTreeMap;

@@ -74,16 +74,13 @@ impl Job {
     }
 
     /// A tip that is missing is computed from the last token once more.
-    pub(super) fn step_back(self) -> Result<(Self, Option<PageCopy>), (Self, Shortage)> {
+    pub(super) fn step_back(&mut self) -> Result<Option<PageCopy>, Shortage> {
         let at = self.sequence.len() - 1;
         let last = self.sequence.tokens()[at];
-        match self.sequence.fork(at) {
-            Ok((sequence, copy)) => {
-                self.sequence.retire();
-                Ok((Self { sequence, tokens: vec![last], done: 0, ..self }, copy))
-            }
-            Err(shortage) => Err((self, shortage)),
-        }
+        let (shorter, copy) = self.sequence.fork(at)?;
+        std::mem::replace(&mut self.sequence, shorter).retire();
+        self.push(last);
+        Ok(copy)
     }
 
     /// Whether it goes before others.

@@ -91,13 +91,10 @@ impl<B: Backend> Scheduler<B> {
                 self.keep(job);
                 continue;
             }
-            let job = match self.with_something_to_read(job) {
-                Ok(job) => job,
-                Err((job, error)) => {
-                    job.fail(error);
-                    continue;
-                }
-            };
+            if let Err(error) = self.find_something_to_read(&mut job) {
+                job.fail(error);
+                continue;
+            }
             let rows = job.pending().len().min(*budget);
             *budget -= rows;
             parts.push(Part { job, rows });
@@ -107,22 +104,17 @@ impl<B: Backend> Scheduler<B> {
 
     /// A job with nothing left to compute reads its sequence's tip; where that
     /// is missing, the last token is computed again.
-    fn with_something_to_read(&mut self, job: Job) -> Result<Job, (Job, EngineError)> {
+    fn find_something_to_read(&mut self, job: &mut Job) -> Result<(), EngineError> {
         if !job.is_done() || job.sequence.tip().is_some() {
-            return Ok(job);
+            return Ok(());
         }
         if job.sequence.len() == 0 {
-            return Err((job, EngineError::Invalid("there is no token to continue from".into())));
+            return Err(EngineError::Invalid("there is no token to continue from".into()));
         }
-        match job.step_back() {
-            Ok((job, copy)) => {
-                if let Some(copy) = copy {
-                    self.copy(&copy);
-                }
-                Ok(job)
-            }
-            Err((job, shortage)) => Err((job, self.full(shortage))),
+        if let Some(copy) = job.step_back().map_err(|shortage| self.full(shortage))? {
+            self.copy(&copy);
         }
+        Ok(())
     }
 
     /// Makes room for every part's rows; a job that gets none fails.
