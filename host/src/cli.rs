@@ -1,0 +1,311 @@
+//! The command line.
+
+use std::io::{IsTerminal, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Bytes, Config};
+use crate::models::{BUILT_IN, Source, Store};
+use crate::{guest_tools, serve};
+
+/// Where the configuration lies when none is named.
+const DEFAULT_CONFIG: &str = "forkpoint.toml";
+
+/// An LLM inference server that runs its users' routing policies, as WebAssembly, where the KV cache is warm.
+#[derive(Debug, Parser)]
+#[command(name = "forkpoint", version, about, long_about = None, after_help = "\
+Examples:
+  forkpoint serve                            serve the default model and the policies in plugins/
+  forkpoint serve --model ./model.gguf       serve a file of your own
+  forkpoint pull smollm2-135m                fetch a model, for a machine that will be offline
+  forkpoint policy componentize in.wasm out.wasm")]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a model and policies over HTTP.
+    #[command(after_help = "\
+Examples:
+  forkpoint serve
+  forkpoint serve --model hf:owner/repo/model.gguf --addr 0.0.0.0:8080
+  forkpoint serve --plugins ./policies --config ./forkpoint.toml
+  FORKPOINT_KV_MEMORY=4GiB forkpoint serve --threads 8
+
+Flags win over the environment, the environment over forkpoint.toml.")]
+    Serve(Box<ServeArgs>),
+    /// Fetch a built-in model or one from a hub, and say where it lies.
+    #[command(after_help = "Example:\n  forkpoint pull smollm2-135m")]
+    Pull {
+        /// A built-in name, or hf:owner/repo/file.gguf.
+        name: String,
+    },
+    /// Tools for authors of policies.
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// What to serve: a built-in name, a .gguf file, a safetensors folder, or hf:owner/repo/file.gguf
+    /// [default: smollm2-135m].
+    #[arg(long, env = "FORKPOINT_MODEL", value_name = "MODEL")]
+    model: Option<String>,
+    /// Where to listen [default: 127.0.0.1:8000].
+    #[arg(long, env = "FORKPOINT_ADDR", value_name = "HOST:PORT")]
+    addr: Option<SocketAddr>,
+    /// The address to listen on, with the port as it is.
+    #[arg(long, env = "FORKPOINT_HOST", value_name = "IP", conflicts_with = "addr")]
+    host: Option<IpAddr>,
+    /// The port to listen on, with the address as it is; 0 takes a free one.
+    #[arg(long, env = "FORKPOINT_PORT", value_name = "PORT", conflicts_with = "addr")]
+    port: Option<u16>,
+    /// The folder where policies are dropped as name.wasm [default: plugins].
+    #[arg(long, env = "FORKPOINT_PLUGINS", value_name = "DIR")]
+    plugins: Option<PathBuf>,
+    /// The configuration file [default: forkpoint.toml, if there is one].
+    #[arg(long, env = "FORKPOINT_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Memory for keys and values, such as 1GiB [default: 1GiB].
+    #[arg(long, env = "FORKPOINT_KV_MEMORY", value_name = "SIZE")]
+    kv_memory: Option<Bytes>,
+    /// Threads; 0 takes one a core [default: 0].
+    #[arg(long, env = "FORKPOINT_THREADS", value_name = "N")]
+    threads: Option<usize>,
+    /// Tokens that a session may hold; 0 takes the model's own [default: 0].
+    #[arg(long, env = "FORKPOINT_CONTEXT", value_name = "TOKENS")]
+    context: Option<usize>,
+    /// How the log is written, to standard error. FORKPOINT_LOG filters it, such as "debug" or "policy=debug".
+    #[arg(long, env = "FORKPOINT_LOG_FORMAT", value_name = "FORMAT", default_value = "human")]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum PolicyCommand {
+    /// Make a component of a core module, such as clang and TinyGo build.
+    #[command(after_help = "\
+Examples:
+  forkpoint policy componentize gate.core.wasm plugins/gate.wasm
+  forkpoint policy componentize gate.core.wasm plugins/gate.wasm --adapt    built for wasm32-wasip1
+  forkpoint policy componentize - - < in.wasm > out.wasm")]
+    Componentize {
+        /// The core module; - reads standard input.
+        input: PathBuf,
+        /// Where the component goes; - writes standard output.
+        output: PathBuf,
+        /// Link the adapter from WASI preview 1.
+        #[arg(long)]
+        adapt: bool,
+        /// The contract, for a module that does not carry it [default: the one built in].
+        #[arg(long, value_name = "DIR")]
+        wit: Option<PathBuf>,
+    },
+    /// Write bindings of the contract for a language.
+    #[command(subcommand)]
+    Bindgen(BindgenCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum BindgenCommand {
+    /// For C: policy.h, policy.c and an object to link.
+    #[command(after_help = "Example:\n  forkpoint policy bindgen c --wit wit build/bindings")]
+    C {
+        /// The contract.
+        #[arg(long, value_name = "DIR")]
+        wit: PathBuf,
+        /// The folder to write into.
+        out_dir: PathBuf,
+    },
+}
+
+impl Cli {
+    /// Does what was asked.
+    ///
+    /// # Errors
+    /// What stopped it, as one sentence with its causes.
+    pub fn run(self) -> Result<()> {
+        match self.command {
+            Command::Serve(args) => args.run(),
+            Command::Pull { name } => pull(&name),
+            Command::Policy(PolicyCommand::Componentize { input, output, adapt, wit }) => {
+                let core = read_file(&input)?;
+                let component = guest_tools::componentize(&core, adapt, wit.as_deref())
+                    .with_context(|| format!("cannot make a component of {}", input.display()))?;
+                write_file(&output, &component)
+            }
+            Command::Policy(PolicyCommand::Bindgen(BindgenCommand::C { wit, out_dir })) => {
+                let written = guest_tools::bindgen_c(&wit, &out_dir)?;
+                for path in written {
+                    eprintln!("wrote {}", path.display());
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl ServeArgs {
+    fn run(self) -> Result<()> {
+        start_log(self.log_format)?;
+        let config = self.into_config()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .thread_name("forkpoint-http")
+            .build()
+            .context("cannot start the runtime")?;
+        let served = runtime.block_on(serve::run(config));
+        // Threads that block, such as a compilation that no request waits for, must not hold up the exit.
+        runtime.shutdown_background();
+        served
+    }
+
+    /// The configuration file with these flags over it.
+    fn into_config(self) -> Result<Config> {
+        let mut config = match &self.config {
+            Some(path) => Config::load(path)?,
+            None if Path::new(DEFAULT_CONFIG).exists() => Config::load(Path::new(DEFAULT_CONFIG))?,
+            None => Config::default(),
+        };
+        let addr = self.addr.unwrap_or(config.server.addr);
+        config.server.addr =
+            SocketAddr::new(self.host.unwrap_or(addr.ip()), self.port.unwrap_or(addr.port()));
+        let model = &mut config.model;
+        model.source = self.model.unwrap_or_else(|| std::mem::take(&mut model.source));
+        model.kv_memory = self.kv_memory.unwrap_or(model.kv_memory);
+        model.threads = self.threads.unwrap_or(model.threads);
+        model.context = self.context.unwrap_or(model.context);
+        config.plugins.dir = self.plugins.unwrap_or(config.plugins.dir);
+        Ok(config)
+    }
+}
+
+fn pull(name: &str) -> Result<()> {
+    let source = Source::parse(name)?;
+    if let Source::Path(path) = &source {
+        bail!("{} is a file already; built-in models: {}", path.display(), built_in_names());
+    }
+    let located = source.locate(&Store::from_env())?;
+    writeln!(std::io::stdout(), "{}", located.path.display()).context("cannot write to standard output")
+}
+
+fn built_in_names() -> String {
+    BUILT_IN.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
+}
+
+fn start_log(format: LogFormat) -> Result<()> {
+    let filter = match std::env::var("FORKPOINT_LOG") {
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
+            .with_context(|| format!("FORKPOINT_LOG: {text:?} is not a log filter"))?,
+        _ => EnvFilter::new("info"),
+    };
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match format {
+        LogFormat::Human => {
+            subscriber.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init()
+        }
+        LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
+        return Ok(bytes);
+    }
+    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Writes beside the target and renames, so that a watcher never sees half a file.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    if path == Path::new("-") {
+        return std::io::stdout().lock().write_all(bytes).context("cannot write to standard output");
+    }
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let failed = || format!("cannot write {}", path.display());
+    let mut file = tempfile::Builder::new().prefix(".forkpoint-").tempfile_in(folder).with_context(failed)?;
+    file.write_all(bytes).with_context(failed)?;
+    let kept = file.persist(path).with_context(failed)?;
+    share(&kept).with_context(failed)
+}
+
+/// Gives a file that was made for its owner alone the permissions that files usually have.
+#[cfg(unix)]
+fn share(file: &std::fs::File) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn share(_file: &std::fs::File) -> std::io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn serve_args(args: &[&str]) -> ServeArgs {
+        let line = ["forkpoint", "serve"].iter().chain(args);
+        match Cli::try_parse_from(line).unwrap().command {
+            Command::Serve(args) => *args,
+            other => panic!("not serve: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.toml");
+        std::fs::write(&path, "[server]\naddr = '127.0.0.2:1'\n[model]\nthreads = 3\nsource = 'a'\n")
+            .unwrap();
+        let path = path.to_str().unwrap();
+        let config =
+            serve_args(&["--config", path, "--port", "9", "--kv-memory", "2GiB"]).into_config().unwrap();
+        assert_eq!(config.server.addr, SocketAddr::from(([127, 0, 0, 2], 9)));
+        assert_eq!((config.model.threads, config.model.source.as_str()), (3, "a"));
+        assert_eq!(config.model.kv_memory, Bytes(2 << 30));
+    }
+
+    #[test]
+    fn a_named_file_that_is_missing_is_an_error() {
+        let error = serve_args(&["--config", "no/such.toml"]).into_config().unwrap_err();
+        assert!(error.to_string().contains("no/such.toml"), "{error}");
+    }
+
+    #[test]
+    fn a_component_is_written_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.wasm");
+        for bytes in [&b"one"[..], b"two"] {
+            write_file(&path, bytes).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

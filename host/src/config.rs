@@ -1,0 +1,467 @@
+//! The configuration file, `forkpoint.toml`.
+//!
+//! Every table is optional, and so is the file. A key that does not exist is refused with its line.
+//!
+//! ```
+//! let config = forkpoint::config::Config::parse(r#"
+//!     [server]
+//!     addr = "127.0.0.1:8000"
+//!     max_body_bytes = "8MiB"
+//!
+//!     [routes]                                  # a model name for clients, and the policies it asks in order
+//!     gated = ["shell-gate", "difficulty"]
+//!
+//!     [policies.shell-gate.limits]
+//!     decisions = 8
+//!
+//!     [upstreams.strong]                        # where a policy may forward to
+//!     url = "http://127.0.0.1:9000/v1"
+//!     model = "large"
+//! "#)?;
+//! assert_eq!(config.routes["gated"], ["shell-gate", "difficulty"]);
+//! # Ok::<(), forkpoint::config::ConfigError>(())
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use forkpoint_engine::Tool;
+use indexmap::IndexMap;
+use serde::{Deserialize, Deserializer};
+
+use crate::policy::{PolicySettings, is_policy_name};
+
+/// What `forkpoint.toml` says; what it does not say has the default.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[server]`: the HTTP side.
+    pub server: ServerConfig,
+    /// `[model]`: what is loaded and what it may use.
+    pub model: ModelConfig,
+    /// `[plugins]`: where policies come from.
+    pub plugins: PluginsConfig,
+    /// `[routes]`: model names that stand for a list of policies, asked in order.
+    pub routes: IndexMap<String, Vec<String>>,
+    /// `[policies.<name>]`: what one policy may use.
+    pub policies: BTreeMap<String, PolicySettings>,
+    /// `[upstreams.<name>]`: model servers elsewhere.
+    pub upstreams: BTreeMap<String, UpstreamConfig>,
+    /// `[tools.<name>]`: tools that a policy may mount besides those of the request.
+    pub tools: BTreeMap<String, ToolConfig>,
+}
+
+/// `[server]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// An environment variable that holds API keys, separated by commas.
+    pub api_keys_env: Option<String>,
+    /// A file that holds API keys, one a line; `#` starts a comment.
+    pub api_keys_file: Option<PathBuf>,
+    /// Largest body, after decompression.
+    pub max_body_bytes: Bytes,
+    /// Requests answered at once; more get 429.
+    pub max_in_flight: usize,
+    /// Open connections; more wait to be accepted.
+    pub max_connections: usize,
+    /// Milliseconds that a request may take, its stream included.
+    pub request_timeout_ms: u64,
+    /// Milliseconds that requests in flight have left when the server stops.
+    pub drain_timeout_ms: u64,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            addr: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            api_keys_env: None,
+            api_keys_file: None,
+            max_body_bytes: Bytes(8 << 20),
+            max_in_flight: 256,
+            max_connections: 1024,
+            request_timeout_ms: 600_000,
+            drain_timeout_ms: 30_000,
+        }
+    }
+}
+
+impl ServerConfig {
+    /// How long a request may take.
+    #[must_use]
+    pub fn request_timeout(&self) -> Duration {
+        Duration::from_millis(self.request_timeout_ms)
+    }
+
+    /// How long a stop waits for requests in flight.
+    #[must_use]
+    pub fn drain_timeout(&self) -> Duration {
+        Duration::from_millis(self.drain_timeout_ms)
+    }
+}
+
+/// `[model]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// A built-in name, a `.gguf` file, a safetensors folder, or `hf:owner/repo/file.gguf`.
+    pub source: String,
+    /// More names that clients may call it by.
+    pub aliases: Vec<String>,
+    /// Memory for keys and values.
+    pub kv_memory: Bytes,
+    /// Threads; 0 takes one a core.
+    pub threads: usize,
+    /// Tokens that a session may hold; 0 takes the model's own.
+    pub context: usize,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            source: crate::models::DEFAULT.to_owned(),
+            aliases: Vec::new(),
+            kv_memory: Bytes(1 << 30),
+            threads: 0,
+            context: 0,
+        }
+    }
+}
+
+/// `[plugins]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PluginsConfig {
+    /// Where `name.wasm` is dropped, replaced and removed.
+    pub dir: PathBuf,
+    /// Where compiled code is kept over restarts; none takes `policies` in the cache folder.
+    pub cache: Option<PathBuf>,
+    /// Requests that may be inside policies at once.
+    pub concurrency: u32,
+    /// Milliseconds that a request waits for a place among them.
+    pub queue_wait_ms: u64,
+    /// Largest component file.
+    pub max_file: Bytes,
+    /// Settings of policies that have no table of their own.
+    pub defaults: PolicySettings,
+}
+
+impl Default for PluginsConfig {
+    fn default() -> Self {
+        Self {
+            dir: PathBuf::from("plugins"),
+            cache: None,
+            concurrency: 64,
+            queue_wait_ms: 2_000,
+            max_file: Bytes(64 << 20),
+            defaults: PolicySettings::default(),
+        }
+    }
+}
+
+/// `[upstreams.<name>]`: a server that speaks OpenAI's chat completions.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpstreamConfig {
+    /// Its base, such as `http://127.0.0.1:9000/v1`; `/chat/completions` is added.
+    pub url: String,
+    /// The model to name there, unless a policy names another.
+    pub model: String,
+    /// An environment variable that holds its key. The client's own key is never sent on.
+    pub api_key_env: Option<String>,
+    /// Milliseconds until its answer starts, and between two parts of it.
+    #[serde(default = "default_upstream_timeout")]
+    pub timeout_ms: u64,
+    /// Headers sent with each request.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+}
+
+fn default_upstream_timeout() -> u64 {
+    60_000
+}
+
+/// `[tools.<name>]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolConfig {
+    /// What it does.
+    pub description: Option<String>,
+    /// JSON Schema of its arguments, as a table.
+    #[serde(default)]
+    pub parameters: Option<toml::Table>,
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {error}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// It is not TOML, or has a key or type that does not exist. The message holds line and column.
+    #[error("{}{error}", .path.as_ref().map(|path| format!("in {}: ", path.display())).unwrap_or_default())]
+    Parse {
+        /// The file, if it came from one.
+        path: Option<PathBuf>,
+        /// Where and what.
+        error: Box<toml::de::Error>,
+    },
+    /// A value that parses, but cannot be used.
+    #[error("{key}: {message}")]
+    Value {
+        /// The key, such as `routes.gated`.
+        key: String,
+        /// What was expected and what came.
+        message: String,
+    },
+}
+
+impl ConfigError {
+    pub(crate) fn value(key: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Value { key: key.into(), message: message.into() }
+    }
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or says what it cannot mean.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+        match Self::parse(&text) {
+            Err(ConfigError::Parse { error, .. }) => {
+                Err(ConfigError::Parse { path: Some(path.to_owned()), error })
+            }
+            other => other,
+        }
+    }
+
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// When it says what it cannot mean.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text)
+            .map_err(|error| ConfigError::Parse { path: None, error: Box::new(error) })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (name, chain) in &self.routes {
+            let key = format!("routes.{name}");
+            if chain.is_empty() {
+                return Err(ConfigError::value(key, "a route needs at least one policy"));
+            }
+            if let Some(policy) = chain.iter().find(|policy| !is_policy_name(policy)) {
+                return Err(ConfigError::value(key, format!("{policy:?} cannot be a policy's name")));
+            }
+        }
+        if let Some(name) = self.policies.keys().find(|name| !is_policy_name(name)) {
+            let message = "names have 1 to 64 of a-z, 0-9, - and _, and start with a letter or digit";
+            return Err(ConfigError::value(format!("policies.{name}"), message));
+        }
+        let at_least_one = [
+            ("server.max_in_flight", self.server.max_in_flight as u64),
+            ("server.max_connections", self.server.max_connections as u64),
+            ("server.max_body_bytes", self.server.max_body_bytes.0),
+            ("server.request_timeout_ms", self.server.request_timeout_ms),
+            ("plugins.concurrency", u64::from(self.plugins.concurrency)),
+        ];
+        match at_least_one.iter().find(|(_, value)| *value == 0) {
+            Some((key, _)) => Err(ConfigError::value(*key, "must be at least 1, got 0")),
+            None => Ok(()),
+        }
+    }
+
+    /// The operator's tools, as the engine takes them.
+    ///
+    /// # Errors
+    /// When a tool's parameters do not become JSON.
+    pub fn operator_tools(&self) -> Result<Vec<Tool>, ConfigError> {
+        self.tools
+            .iter()
+            .map(|(name, tool)| {
+                let parameters = match &tool.parameters {
+                    Some(table) => serde_json::to_value(table).map_err(|error| {
+                        ConfigError::value(format!("tools.{name}.parameters"), error.to_string())
+                    })?,
+                    None => serde_json::json!({ "type": "object", "properties": {} }),
+                };
+                Ok(Tool { name: name.clone(), description: tool.description.clone(), parameters })
+            })
+            .collect()
+    }
+}
+
+/// A number of bytes, written `1073741824`, `"1GiB"`, `"512 MB"` or `"1.5G"` (G and GiB are 2^30, GB is 10^9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not a size; write it like 1073741824, 512MiB or 1GiB");
+        let trimmed = text.trim();
+        let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(digits);
+        let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            "t" | "tib" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err(wrong()),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(factor).map(Self).ok_or_else(wrong);
+        }
+        let part: f64 = number.parse().map_err(|_| wrong())?;
+        let bytes = part * factor as f64;
+        // Beyond 2^53 the fraction is noise, and no machine has it.
+        if bytes < 9e15 { Ok(Self(bytes as u64)) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
+            if self.0 >= 1 << shift {
+                let value = self.0 as f64 / (1u64 << shift) as f64;
+                let decimals = usize::from(!self.0.is_multiple_of(1 << shift));
+                return write!(formatter, "{value:.decimals$} {unit}");
+            }
+        }
+        write!(formatter, "{} B", self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BytesVisitor;
+
+        impl serde::de::Visitor<'_> for BytesVisitor {
+            type Value = Bytes;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a number of bytes or a size such as \"1GiB\"")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Bytes, E> {
+                u64::try_from(value).map(Bytes).map_err(|_| E::custom("a size must not be negative"))
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Bytes, E> {
+                Ok(Bytes(value))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Bytes, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_any(BytesVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_full_file_is_read() {
+        let config = Config::parse(
+            r#"
+            [server]
+            addr = "0.0.0.0:80"
+            api_keys_env = "KEYS"
+            max_body_bytes = 1000
+            [model]
+            source = "model.gguf"
+            kv_memory = "2GiB"
+            [plugins]
+            dir = "policies"
+            [routes]
+            gated = ["a", "b"]
+            [policies.a]
+            fallback = "reject"
+            [upstreams.up]
+            url = "http://h/v1"
+            model = "m"
+            headers = { x-team = "t" }
+            [tools.bash]
+            description = "Runs a command"
+            parameters = { type = "object", properties = { command = { type = "string" } } }
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.server.addr.port(), 80);
+        assert_eq!(config.model.kv_memory, Bytes(2 << 30));
+        assert_eq!(config.upstreams["up"].timeout_ms, 60_000);
+        let tools = config.operator_tools().unwrap();
+        assert_eq!(tools[0].parameters["properties"]["command"]["type"], "string");
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        let cases = [
+            ("[server]\nadress = 'x'", "line 2, column 1"),
+            ("[server]\nadress = 'x'", "unknown field `adress`, expected one of `addr`"),
+            ("[server]\naddr = 'nowhere'", "line 2, column 8"),
+            ("[model]\nkv_memory = 'lots'", "\"lots\" is not a size"),
+            ("[model]\nkv_memory = -1", "must not be negative"),
+            ("[routes]\nx = []", "routes.x: a route needs at least one policy"),
+            ("[routes]\nx = ['A b']", "routes.x: \"A b\" cannot be a policy's name"),
+            ("[policies.'A b']", "policies.A b: names have"),
+            ("[upstreams.u]\nurl = 'http://h'", "missing field `model`"),
+            ("[server]\nmax_in_flight = 0", "server.max_in_flight: must be at least 1, got 0"),
+        ];
+        for (text, message) in cases {
+            let error = Config::parse(text).unwrap_err().to_string();
+            assert!(error.contains(message), "{text}\n{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        let cases = [
+            ("1073741824", 1 << 30, "1 GiB"),
+            ("1GiB", 1 << 30, "1 GiB"),
+            ("1.5g", 3 << 29, "1.5 GiB"),
+            (" 512 MB ", 512_000_000, "488.3 MiB"),
+            ("10k", 10 << 10, "10 KiB"),
+            ("7", 7, "7 B"),
+        ];
+        for (text, bytes, shown) in cases {
+            assert_eq!(text.parse::<Bytes>().unwrap(), Bytes(bytes), "{text}");
+            assert_eq!(Bytes(bytes).to_string(), shown);
+        }
+        for bad in ["", "GiB", "1 parsec", "-1", "1.2.3", "99999999T"] {
+            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+        }
+    }
+}

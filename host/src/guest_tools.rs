@@ -1,0 +1,189 @@
+//! Tools for guest authors: a core module becomes a component, and the contract becomes C bindings. What
+//! `forkpoint policy componentize` and `forkpoint policy bindgen c` call, so that an author needs no other
+//! tool than a compiler for wasm32.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use wasi_preview1_component_adapter_provider as adapter;
+use wit_component::{ComponentEncoder, StringEncoding};
+use wit_parser::{Resolve, WorldId};
+
+/// The contract that this build serves, as WIT text.
+pub const CONTRACT: &str = include_str!("../../wit/policy.wit");
+
+/// The world that a policy implements.
+pub const WORLD: &str = "policy";
+
+/// Why a guest tool did not succeed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GuestToolError {
+    /// The input is neither WebAssembly nor its text format.
+    #[error("not a WebAssembly module: {0:#}")]
+    NotWasm(anyhow::Error),
+    /// There is nothing to do.
+    #[error("this is a component already")]
+    AlreadyComponent,
+    /// The WIT files do not parse, or have no world to bind.
+    #[error("cannot read a world from {path}: {cause:#}")]
+    Wit {
+        /// Where the WIT was looked for.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: anyhow::Error,
+    },
+    /// The module does not fit the world that it claims to implement.
+    #[error("the module does not make a component: {cause:#}{hint}")]
+    Encode {
+        /// What does not fit.
+        cause: anyhow::Error,
+        /// What to try, or nothing.
+        hint: &'static str,
+    },
+    /// The C generator refused the world.
+    #[error("cannot generate bindings: {0:#}")]
+    Bindgen(anyhow::Error),
+    /// A generated file could not be written.
+    #[error("cannot write {path}: {cause}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+}
+
+/// Makes a component of a core module (binary or text).
+///
+/// A module that wit-bindgen made carries its world in custom sections. One that does not gets the world
+/// `policy` of `wit`, or of [`CONTRACT`] when `wit` is none; its exports then follow the canonical ABI under
+/// their WIT names. `adapt` links the adapter from WASI preview 1, which modules for `wasm32-wasip1` import.
+///
+/// # Errors
+/// When the input is not a module or its imports and exports do not fit the world.
+pub fn componentize(core: &[u8], adapt: bool, wit: Option<&Path>) -> Result<Vec<u8>, GuestToolError> {
+    let mut module =
+        wat::parse_bytes(core).map_err(|cause| GuestToolError::NotWasm(cause.into()))?.into_owned();
+    if wasm_layer(&module) == Some(1) {
+        return Err(GuestToolError::AlreadyComponent);
+    }
+    let (stripped, _) = wit_component::metadata::decode(&module).map_err(GuestToolError::NotWasm)?;
+    if stripped.is_none() {
+        let (resolve, world) = load_world(wit)?;
+        wit_component::embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)
+            .map_err(|cause| GuestToolError::Encode { cause, hint: "" })?;
+    }
+    encode(&module, adapt).map_err(|cause| {
+        let wants_adapter =
+            !adapt && format!("{cause:#}").contains(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME);
+        let hint = if wants_adapter { "; a module for WASI preview 1 needs --adapt" } else { "" };
+        GuestToolError::Encode { cause, hint }
+    })
+}
+
+fn encode(module: &[u8], adapt: bool) -> anyhow::Result<Vec<u8>> {
+    let mut encoder = ComponentEncoder::default().validate(true).debug_names(false).module(module)?;
+    if adapt {
+        encoder = encoder.adapter(
+            adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
+            adapter::WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+        )?;
+    }
+    encoder.encode()
+}
+
+/// Writes C bindings of the world of `wit`, a folder or one file, into `out`: `policy.h`, `policy.c` and an object that
+/// carries the world and is linked in. Returns what was written.
+///
+/// # Errors
+/// When the WIT does not parse or the files cannot be written.
+pub fn bindgen_c(wit: &Path, out: &Path) -> Result<Vec<PathBuf>, GuestToolError> {
+    let (mut resolve, world) = load_world(Some(wit))?;
+    let mut files = wit_bindgen_core::Files::default();
+    wit_bindgen_c::Opts::default()
+        .build()
+        .generate(&mut resolve, world, &mut files)
+        .map_err(GuestToolError::Bindgen)?;
+    fs::create_dir_all(out).map_err(|cause| GuestToolError::Write { path: out.to_owned(), cause })?;
+    let mut written = Vec::new();
+    for (name, content) in files.iter() {
+        let path = out.join(name);
+        fs::write(&path, content).map_err(|cause| GuestToolError::Write { path: path.clone(), cause })?;
+        written.push(path);
+    }
+    Ok(written)
+}
+
+/// The world `policy` of a WIT package, or its only world.
+fn load_world(wit: Option<&Path>) -> Result<(Resolve, WorldId), GuestToolError> {
+    let path = wit.unwrap_or(Path::new("policy.wit"));
+    let load = || {
+        let mut resolve = Resolve::default();
+        let package = match wit {
+            Some(path) => resolve.push_path(path)?.0,
+            None => resolve.push_str(path, CONTRACT)?,
+        };
+        let named = resolve.packages[package].worlds.contains_key(WORLD).then_some(WORLD);
+        let world = resolve.select_world(&[package], named)?;
+        anyhow::Ok((resolve, world))
+    };
+    load().map_err(|cause| GuestToolError::Wit { path: path.to_owned(), cause })
+}
+
+/// The layer in a WebAssembly header: 0 for a core module, 1 for a component; none when it is not one.
+pub(crate) fn wasm_layer(bytes: &[u8]) -> Option<u16> {
+    let header = bytes.get(..8)?;
+    header.starts_with(b"\0asm").then(|| u16::from_le_bytes([header[6], header[7]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A world of one function, so that the canonical ABI fits on one screen.
+    const ADDER: &str = "package test:adder; world adder { export add: func(a: u32, b: u32) -> u32; }";
+    const ADD: &str = r#"(module (func (export "add") (param i32 i32) (result i32)
+        local.get 0 local.get 1 i32.add))"#;
+
+    #[test]
+    fn a_text_module_becomes_a_component() {
+        let dir = tempfile::tempdir().unwrap();
+        let wit = dir.path().join("adder.wit");
+        fs::write(&wit, ADDER).unwrap();
+        let component = componentize(ADD.as_bytes(), false, Some(&wit)).unwrap();
+        assert_eq!(wasm_layer(&component), Some(1));
+        let again = componentize(&component, false, None).unwrap_err();
+        assert!(matches!(again, GuestToolError::AlreadyComponent), "{again}");
+    }
+
+    #[test]
+    fn a_module_that_does_not_fit_the_contract_is_told_what_is_missing() {
+        let error = componentize(ADD.as_bytes(), false, None).unwrap_err().to_string();
+        assert!(error.contains("route"), "{error}");
+    }
+
+    #[test]
+    fn a_preview_1_module_is_told_to_adapt() {
+        let core = r#"(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))))"#;
+        let error = componentize(core.as_bytes(), false, None).unwrap_err().to_string();
+        assert!(error.contains("--adapt"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_wasm_is_refused() {
+        let error = componentize(b"\x7fELF", false, None).unwrap_err();
+        assert!(matches!(error, GuestToolError::NotWasm(_)), "{error}");
+    }
+
+    #[test]
+    fn c_bindings_declare_the_export() {
+        let dir = tempfile::tempdir().unwrap();
+        let wit = dir.path().join("policy.wit");
+        fs::write(&wit, CONTRACT).unwrap();
+        let written = bindgen_c(&wit, &dir.path().join("c")).unwrap();
+        let header = written.iter().find(|path| path.extension().is_some_and(|e| e == "h")).unwrap();
+        assert!(fs::read_to_string(header).unwrap().contains("exports_policy_route"), "{written:?}");
+        assert!(written.iter().any(|path| path.extension().is_some_and(|e| e == "o")), "{written:?}");
+    }
+}

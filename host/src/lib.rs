@@ -1,0 +1,13 @@
+//! The Forkpoint server: HTTP in front, policies beside the engine, upstreams behind.
+//!
+//! [`serve`] speaks the OpenAI and TypeSafe wire formats ([`wire`]), [`policy`] runs routing policies as
+//! WebAssembly components, [`dispatch`] carries out the plan a policy returned.
+
+pub mod cli;
+pub mod config;
+pub mod dispatch;
+pub mod guest_tools;
+pub mod models;
+pub mod policy;
+pub mod serve;
+pub mod wire;

@@ -1,0 +1,308 @@
+//! What a running guest has: its sessions, its budgets and its bounds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkpoint_engine::{Answer, Completion, EngineError, Message, Question, Sampling, Session, Usage};
+use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
+
+use super::bindings::engine;
+use super::canary::CanarySession;
+use super::clock::Clock;
+use super::convert;
+use super::fault::FaultKind;
+use super::plan::{RouteRequest, SamplingOverrides};
+use super::settings::{Limits, PolicySettings};
+use super::store::KeyValue;
+use super::trace::{Decision, Used};
+
+/// No tokenizer makes fewer tokens of a prompt's text than one for so many bytes, runs of blanks apart: a
+/// question that must overspend is refused before it is computed.
+const BYTES_PER_TOKEN: usize = 8;
+
+/// What stands behind a guest's `session`.
+#[expect(unreachable_pub, reason = "the bindings re-export it")]
+pub enum Place {
+    /// A session of the engine.
+    Engine(Session),
+    /// The canary call's.
+    Canary(CanarySession),
+}
+
+impl Place {
+    /// The engine's session, if there is one.
+    pub(super) fn into_session(self) -> Option<Session> {
+        match self {
+            Self::Engine(session) => Some(session),
+            Self::Canary(_) => None,
+        }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        match self {
+            Self::Engine(session) => session.usage(),
+            Self::Canary(session) => session.usage(),
+        }
+    }
+
+    pub(super) async fn fork(&self) -> Result<Self, EngineError> {
+        Ok(match self {
+            Self::Engine(session) => Self::Engine(session.fork().await?),
+            Self::Canary(session) => Self::Canary(session.fork()),
+        })
+    }
+
+    pub(super) async fn append(&mut self, messages: &[Message]) -> Result<u32, EngineError> {
+        match self {
+            Self::Engine(session) => session.append(messages).await,
+            Self::Canary(session) => Ok(session.append(messages)),
+        }
+    }
+
+    async fn decide(&mut self, questions: &[Question]) -> Result<Vec<Answer>, EngineError> {
+        match self {
+            Self::Engine(session) => session.decide(questions).await,
+            Self::Canary(session) => session.decide(questions),
+        }
+    }
+
+    pub(super) async fn draft(&mut self, sampling: Sampling) -> Result<Completion, EngineError> {
+        match self {
+            Self::Engine(session) => session.draft(sampling).await,
+            Self::Canary(session) => Ok(session.draft()),
+        }
+    }
+}
+
+/// Why the host ends a call, as the error that unwinds the guest.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Halt {
+    #[error("used {0} ms of processor time, the limit (cpu_ms)")]
+    Cpu(u64),
+    #[error("asked for {0} MiB of memory, the limit (memory_mb) is {1}")]
+    Memory(u64, u64),
+    #[error("called imports {0} times, the limit (calls)")]
+    Calls(u64),
+    #[error("{0} is not granted: policies have no WASI")]
+    Denied(String),
+}
+
+impl Halt {
+    pub(super) fn kind(&self) -> FaultKind {
+        match self {
+            Self::Cpu(_) => FaultKind::Cpu,
+            Self::Memory(..) => FaultKind::Memory,
+            Self::Calls(_) => FaultKind::Calls,
+            Self::Denied(_) => FaultKind::Denied,
+        }
+    }
+}
+
+/// What an import of the engine gives instead of its result.
+#[expect(unreachable_pub, reason = "the bindings re-export it")]
+#[derive(Debug)]
+pub enum Refusal {
+    /// For the guest to handle.
+    Failure(engine::Failure),
+    /// The end of the call.
+    Trap(wasmtime::Error),
+}
+
+impl From<EngineError> for Refusal {
+    fn from(error: EngineError) -> Self {
+        Self::Failure(convert::failure_out(&error))
+    }
+}
+
+impl From<ResourceTableError> for Refusal {
+    fn from(error: ResourceTableError) -> Self {
+        Self::Trap(error.into())
+    }
+}
+
+impl From<wasmtime::Error> for Refusal {
+    fn from(error: wasmtime::Error) -> Self {
+        Self::Trap(error)
+    }
+}
+
+pub(super) fn budget<T>(message: String) -> Result<T, Refusal> {
+    Err(Refusal::Failure(engine::Failure::Budget(message)))
+}
+
+/// The data of a guest's store.
+pub(super) struct State {
+    pub(super) table: ResourceTable,
+    pub(super) clock: Arc<Clock>,
+    pub(super) limits: Limits,
+    pub(super) used: Used,
+    pub(super) decisions: Vec<Decision>,
+    /// Where the request's session lies in the table; after a first change, where the fork of it lies.
+    lent: Resource<Place>,
+    /// The request's session, once the guest has changed what it was lent.
+    original: Option<Place>,
+    pub(super) policy: Arc<str>,
+    pub(super) settings: Arc<PolicySettings>,
+    pub(super) store: Arc<KeyValue>,
+    pub(super) request: Asked,
+    pub(super) started: Instant,
+    pub(super) waited: Duration,
+    memories: usize,
+}
+
+/// What the imports need of the request.
+pub(super) struct Asked {
+    pub(super) id: String,
+    pub(super) sampling: SamplingOverrides,
+    pub(super) canary: bool,
+}
+
+impl State {
+    /// The state of a guest that is lent `place`.
+    pub(super) fn new(
+        policy: Arc<str>,
+        settings: Arc<PolicySettings>,
+        store: Arc<KeyValue>,
+        request: &RouteRequest,
+        place: Place,
+    ) -> Self {
+        let canary = matches!(place, Place::Canary(_));
+        let mut table = ResourceTable::new();
+        let lent = table.push(place).expect("a new table has room");
+        let request = Asked { id: request.id.clone(), sampling: request.sampling.clone(), canary };
+        Self {
+            table,
+            clock: Arc::default(),
+            limits: settings.limits,
+            used: Used::default(),
+            decisions: Vec::new(),
+            lent,
+            original: None,
+            policy,
+            settings,
+            store,
+            request,
+            started: Instant::now(),
+            waited: Duration::ZERO,
+            memories: 0,
+        }
+    }
+
+    /// The handle that the guest is given for the call. It owns it in name: what lies behind stays in the table.
+    pub(super) fn lend(&self) -> Resource<Place> {
+        Resource::new_own(self.lent.rep())
+    }
+
+    /// Takes a session that the guest gave away; none when it is the request's own.
+    pub(super) fn take(&mut self, owned: Resource<Place>) -> wasmtime::Result<Option<Place>> {
+        if owned.rep() == self.lent.rep() {
+            return Ok(None);
+        }
+        Ok(Some(self.table.delete(owned)?))
+    }
+
+    /// Drops a session that the guest is done with. The request's own is kept: it outlives the call.
+    pub(super) fn discard(&mut self, owned: Resource<Place>) -> wasmtime::Result<()> {
+        self.take(owned).map(drop)
+    }
+
+    /// The request's session as it was lent, and the fork of it that the guest has changed, if it did.
+    pub(super) fn give_back(mut self) -> (Place, Option<Place>) {
+        let lent = self.table.delete(self.lent).expect("neither `take` nor `discard` removes what is lent");
+        match self.original.take() {
+            None => (lent, None),
+            Some(original) => (original, Some(lent)),
+        }
+    }
+
+    /// What was used, with the times as they stand now.
+    pub(super) fn used(&self) -> Used {
+        Used { cpu_us: micros(self.clock.spent()), host_us: micros(self.waited), ..self.used }
+    }
+
+    /// An import is called: the guest's clock stands still until the returned value is dropped.
+    pub(super) fn enter(&mut self) -> wasmtime::Result<Outside> {
+        self.clock.pause();
+        self.used.calls += 1;
+        if self.used.calls > self.limits.calls {
+            return Err(Halt::Calls(self.limits.calls).into());
+        }
+        Ok(Outside { clock: self.clock.clone() })
+    }
+
+    /// The session behind a handle, for a change: the request's own is kept as it is, and a fork of it takes its
+    /// place.
+    pub(super) async fn writable(&mut self, on: &Resource<Place>) -> Result<&mut Place, Refusal> {
+        if on.rep() == self.lent.rep() && self.original.is_none() {
+            let place = self.table.get_mut(on)?;
+            let fork = place.fork().await?;
+            self.original = Some(std::mem::replace(place, fork));
+        }
+        Ok(self.table.get_mut(on)?)
+    }
+
+    /// Refuses what must cost more tokens than are left.
+    pub(super) fn check_tokens(&self, bytes: usize) -> Result<(), Refusal> {
+        let left = self.limits.decided_tokens.saturating_sub(self.used.decided_tokens);
+        if left == 0 || (bytes / BYTES_PER_TOKEN) as u64 > left {
+            return budget(format!(
+                "{} of {} tokens (decided_tokens) are spent, {bytes} bytes more do not fit",
+                self.used.decided_tokens, self.limits.decided_tokens
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) async fn ask(
+        &mut self,
+        on: &Resource<Place>,
+        questions: &[Question],
+    ) -> Result<Vec<Answer>, Refusal> {
+        let (asked, more) = (self.used.decisions, questions.len() as u64);
+        if asked + more > self.limits.decisions {
+            return budget(format!(
+                "{asked} of {} questions (decisions) are asked, {more} more do not fit",
+                self.limits.decisions
+            ));
+        }
+        self.check_tokens(questions.iter().map(convert::question_bytes).sum())?;
+        self.used.decisions += more;
+        let place = self.table.get_mut(on)?;
+        let before = place.usage().decided;
+        let answers = place.decide(questions).await;
+        let decided = u64::from(place.usage().decided.saturating_sub(before));
+        self.used.decided_tokens += decided;
+        Ok(answers?)
+    }
+}
+
+/// While it lives, the guest waits for an import.
+pub(super) struct Outside {
+    clock: Arc<Clock>,
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        self.clock.resume();
+    }
+}
+
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl wasmtime::ResourceLimiter for State {
+    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let total = self.memories.saturating_sub(current).saturating_add(desired);
+        if total > self.limits.memory() {
+            return Err(Halt::Memory(total.div_ceil(1 << 20) as u64, self.limits.memory_mb).into());
+        }
+        self.memories = total;
+        self.used.memory = self.used.memory.max(total as u64);
+        Ok(true)
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(desired <= super::runtime::TABLE_ELEMENTS)
+    }
+}

@@ -1,0 +1,296 @@
+//! What goes into a policy and what comes out, in the host's own types.
+
+use forkpoint_engine::{EngineError, Message, Sampling, Session, Tool};
+use serde::{Deserialize, Serialize};
+
+use super::settings::PolicyOptions;
+use super::trace::Trace;
+
+/// A request, as a policy sees it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RouteRequest {
+    /// Of the request, in logs and journals.
+    pub id: String,
+    /// The model that the client named.
+    pub model: String,
+    /// The conversation.
+    pub messages: Vec<Message>,
+    /// Tools that the client offers.
+    pub tools: Vec<Tool>,
+    /// What the client set of the sampling.
+    pub sampling: SamplingOverrides,
+    /// All headers of the client; a policy sees those that its settings list.
+    pub headers: Vec<(String, String)>,
+}
+
+/// How a reply is sampled, where someone said so; the rest keeps its value.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingOverrides {
+    /// Instead of the temperature.
+    pub temperature: Option<f32>,
+    /// Instead of top-p.
+    pub top_p: Option<f32>,
+    /// Instead of the most tokens to write.
+    pub max_tokens: Option<u32>,
+    /// Instead of the seed.
+    pub seed: Option<u64>,
+    /// Instead of the stop strings, when there are any.
+    pub stop: Vec<String>,
+}
+
+impl SamplingOverrides {
+    /// Writes what is set over `sampling`.
+    pub fn apply(&self, sampling: &mut Sampling) {
+        sampling.temperature = self.temperature.unwrap_or(sampling.temperature);
+        sampling.top_p = self.top_p.unwrap_or(sampling.top_p);
+        sampling.max_tokens = self.max_tokens.or(sampling.max_tokens);
+        sampling.seed = self.seed.or(sampling.seed);
+        if !self.stop.is_empty() {
+            sampling.stop.clone_from(&self.stop);
+        }
+    }
+
+    /// Checks the ranges, as [`Sampling::validate`].
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] names the field, the range and what came.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let mut sampling = Sampling::default();
+        self.apply(&mut sampling);
+        if self.max_tokens == Some(0) {
+            return Err(EngineError::Invalid("max_tokens must be at least 1, got 0".into()));
+        }
+        sampling.validate()
+    }
+}
+
+/// Where a request goes.
+pub struct Routed {
+    /// The policy that decided, or the last one asked.
+    pub policy: String,
+    /// Its version: the first 12 digits of the component's SHA-256. Empty when none is served.
+    pub version: String,
+    /// Why: the policy's own code, `policy-<fault>`, or `chain-exhausted`.
+    pub reason: String,
+    /// What the policy noted for the journal.
+    pub labels: Vec<(String, String)>,
+    /// What to do.
+    pub plan: Plan,
+    /// The request's own session. No policy changes it: one that appends or drafts works on a fork.
+    pub session: Session,
+    /// What happened on the way.
+    pub trace: Trace,
+}
+
+/// What to do with a request.
+pub enum Plan {
+    /// Reply from a model in this process.
+    Generate(GeneratePlan),
+    /// Send the request on.
+    Forward {
+        /// One of [`PolicyOptions::upstreams`](super::PolicyOptions::upstreams).
+        upstream: String,
+        /// The model to name there; none keeps the upstream's own setting.
+        model: Option<String>,
+    },
+    /// Answer with this text.
+    Reply(String),
+    /// Refuse.
+    Reject {
+        /// From 400 to 599.
+        status: u16,
+        /// A short code for programs.
+        code: String,
+        /// A sentence for people.
+        message: String,
+    },
+}
+
+impl Plan {
+    /// "generate", "forward", "reply" or "reject".
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Generate(_) => "generate",
+            Self::Forward { .. } => "forward",
+            Self::Reply(_) => "reply",
+            Self::Reject { .. } => "reject",
+        }
+    }
+}
+
+/// How a model in this process replies.
+#[derive(Default)]
+pub struct GeneratePlan {
+    /// A fork or draft of the policy's to continue from; none: the request's session.
+    pub session: Option<Session>,
+    /// One of [`PolicyOptions::models`](super::PolicyOptions::models); none: the session's own.
+    pub model: Option<String>,
+    /// Turns added after the conversation.
+    pub append: Vec<Message>,
+    /// Names of tools to mount, each the request's or the operator's; none keeps the request's.
+    pub tools: Option<Vec<String>>,
+    /// Over the client's sampling.
+    pub sampling: SamplingOverrides,
+}
+
+/// What a plan may be.
+pub(super) struct Allowed<'a> {
+    /// Holds the names that a plan may use; none allows every name, for a request that is not carried out.
+    pub(super) names: Option<&'a PolicyOptions>,
+    pub(super) request: &'a RouteRequest,
+}
+
+impl Allowed<'_> {
+    /// Whether a plan can be carried out here.
+    ///
+    /// # Errors
+    /// A sentence that names what is wrong and what there is.
+    pub(super) fn check(&self, plan: &Plan) -> Result<(), String> {
+        match plan {
+            Plan::Generate(generate) => {
+                if let (Some(names), Some(model)) = (self.names, &generate.model) {
+                    known("model", model, names.models.iter())?;
+                }
+                if let (Some(names), Some(tools)) = (self.names, &generate.tools) {
+                    let offered = self.request.tools.iter().map(|tool| &tool.name).chain(&names.tools);
+                    tools.iter().try_for_each(|tool| known("tool", tool, offered.clone()))?;
+                }
+                generate.sampling.validate().map_err(|error| error.to_string())
+            }
+            Plan::Forward { upstream, .. } => {
+                self.names.map_or(Ok(()), |names| known("upstream", upstream, names.upstreams.iter()))
+            }
+            Plan::Reply(_) => Ok(()),
+            Plan::Reject { status, code, .. } => {
+                if !(400..=599).contains(status) {
+                    return Err(format!("a rejection's status must be from 400 to 599, got {status}"));
+                }
+                check_code("code", code)
+            }
+        }
+    }
+}
+
+fn known<'a>(
+    what: &str,
+    name: &str,
+    mut there: impl Iterator<Item = &'a String> + Clone,
+) -> Result<(), String> {
+    if there.clone().any(|one| one == name) {
+        return Ok(());
+    }
+    let name: String = name.chars().take(64).collect();
+    match there.next() {
+        None => Err(format!("no {what} named {name:?}: there are none")),
+        Some(first) => {
+            let list = there.fold(first.clone(), |list, one| list + ", " + one);
+            Err(format!("no {what} named {name:?}: there are {list}"))
+        }
+    }
+}
+
+/// Most labels of a plan.
+const MAX_LABELS: usize = 16;
+
+/// A reason or code: 1 to 64 of letters, digits and `-_.:`, because it stands in a header and in metrics.
+pub(super) fn check_code(what: &str, code: &str) -> Result<(), String> {
+    let fits = |c: u8| c.is_ascii_alphanumeric() || b"-_.:".contains(&c);
+    if (1..=64).contains(&code.len()) && code.bytes().all(fits) {
+        return Ok(());
+    }
+    let shown: String = code.chars().take(80).collect();
+    Err(format!("a {what} must be 1 to 64 ASCII letters, digits or any of -_.: and got {shown:?}"))
+}
+
+/// Labels: at most 16, keys as codes, values of at most 256 bytes.
+pub(super) fn check_labels(labels: &[(String, String)]) -> Result<(), String> {
+    if labels.len() > MAX_LABELS {
+        return Err(format!("a plan may have {MAX_LABELS} labels, got {}", labels.len()));
+    }
+    for (key, value) in labels {
+        check_code("label's key", key)?;
+        if value.len() > 256 {
+            return Err(format!("a label's value may have 256 bytes, that of {key:?} has {}", value.len()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reject(status: u16, code: &str) -> Plan {
+        Plan::Reject { status, code: code.into(), message: String::new() }
+    }
+
+    fn generate(plan: GeneratePlan) -> Plan {
+        Plan::Generate(plan)
+    }
+
+    #[test]
+    fn a_plan_that_names_what_does_not_exist_is_told_what_does() {
+        let mut names = PolicyOptions::new("plugins");
+        names.upstreams = ["strong", "vision"].map(str::to_owned).into();
+        names.models = ["small"].map(str::to_owned).into();
+        names.tools = ["search"].map(str::to_owned).into();
+        let bash = Tool { name: "bash".into(), description: None, parameters: serde_json::json!({}) };
+        let request = RouteRequest { tools: vec![bash], ..Default::default() };
+        let allowed = Allowed { names: Some(&names), request: &request };
+        let mount = |tool: &str| GeneratePlan { tools: Some(vec![tool.into()]), ..Default::default() };
+        let hot = SamplingOverrides { temperature: Some(f32::NAN), ..Default::default() };
+        let cases = [
+            (Plan::Forward { upstream: "strong".into(), model: None }, ""),
+            (
+                Plan::Forward { upstream: "weak".into(), model: None },
+                "no upstream named \"weak\": there are strong, vision",
+            ),
+            (generate(GeneratePlan::default()), ""),
+            (generate(GeneratePlan { model: Some("small".into()), ..Default::default() }), ""),
+            (generate(GeneratePlan { model: Some("large".into()), ..Default::default() }), "there are small"),
+            (generate(mount("bash")), ""),
+            (generate(mount("search")), ""),
+            (generate(mount("rm")), "no tool named \"rm\": there are bash, search"),
+            (generate(GeneratePlan { sampling: hot, ..Default::default() }), "temperature"),
+            (reject(403, "shell-risk"), ""),
+            (reject(200, "ok"), "from 400 to 599, got 200"),
+            (reject(9999, "ok"), "got 9999"),
+            (reject(403, "two words"), "two words"),
+            (Plan::Reply("hi".into()), ""),
+        ];
+        for (plan, says) in cases {
+            match allowed.check(&plan) {
+                Ok(()) => assert_eq!(says, "", "{} should have been refused", plan.kind()),
+                Err(message) => assert!(!says.is_empty() && message.contains(says), "{message}"),
+            }
+        }
+        let any = Allowed { names: None, request: &request };
+        assert_eq!(any.check(&Plan::Forward { upstream: "weak".into(), model: None }), Ok(()));
+        assert!(any.check(&reject(9999, "ok")).is_err(), "what no configuration allows");
+    }
+
+    #[test]
+    fn reasons_fit_a_header_and_labels_fit_a_journal() {
+        for good in ["plain", "shell-risk", "a.b:c_D9"] {
+            assert_eq!(check_code("reason", good), Ok(()));
+        }
+        for bad in ["", "two words", "zeile\r\nx", "é", &"a".repeat(65)] {
+            assert!(check_code("reason", bad).is_err(), "{bad:?}");
+        }
+        let pair = |key: &str, len: usize| (key.to_owned(), "x".repeat(len));
+        assert_eq!(check_labels(&[pair("a", 256)]), Ok(()));
+        assert!(check_labels(&[pair("a", 257)]).is_err());
+        assert!(check_labels(&vec![pair("a", 1); 17]).is_err());
+    }
+
+    #[test]
+    fn overrides_change_only_what_is_set() {
+        let mut sampling = Sampling { seed: Some(7), stop: vec!["x".into()], ..Default::default() };
+        let set = SamplingOverrides { temperature: Some(0.0), max_tokens: Some(5), ..Default::default() };
+        set.apply(&mut sampling);
+        assert_eq!((sampling.temperature, sampling.max_tokens, sampling.seed), (0.0, Some(5), Some(7)));
+        assert_eq!(sampling.stop, ["x"]);
+    }
+}

@@ -1,0 +1,228 @@
+//! One call of one policy: an instance, its bounds, and what came of it.
+
+use std::time::{Duration, Instant};
+
+use wasmtime::{PoolConcurrencyLimitError, Store, Trap};
+
+use super::bindings::{Policy, dispatch, types};
+use super::convert;
+use super::fault::{Fault, FaultKind};
+use super::guest::{Halt, Place, State};
+use super::plan::{Allowed, GeneratePlan, Plan, RouteRequest, check_code, check_labels};
+use super::registry::Published;
+use super::runtime::Runtime;
+use super::settings::PolicySettings;
+use super::trace::{Step, Used};
+
+/// What a policy decided.
+pub(super) struct Decided {
+    /// None asks the next policy.
+    pub(super) plan: Option<Plan>,
+    pub(super) labels: Vec<(String, String)>,
+}
+
+/// What came of a call.
+pub(super) struct Called {
+    /// The session that was lent, as it was.
+    pub(super) place: Place,
+    /// The plan; after a fault, none. The step says why.
+    pub(super) decided: Option<Decided>,
+    /// For the trace.
+    pub(super) step: Step,
+}
+
+/// How long a call may wait for its instance and run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) queue: Duration,
+    pub(super) wall: Duration,
+}
+
+/// Calls a policy. Never fails: a fault is in the step, and the session comes back whatever happens.
+pub(super) async fn call(
+    runtime: &Runtime,
+    policy: &Published,
+    allowed: &Allowed<'_>,
+    place: Place,
+    patience: Patience,
+) -> Called {
+    let start = Instant::now();
+    let step = |plan, reason: String, fault, decisions, used: Used| Step {
+        policy: policy.name.to_string(),
+        version: policy.version().to_owned(),
+        plan,
+        reason,
+        fault,
+        decisions,
+        used: Used { wall_us: u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX), ..used },
+    };
+    let failed =
+        |fault: Fault, decisions, used| step(None, fault.kind.reason(), Some(fault), decisions, used);
+
+    let Ok(Ok(_permit)) = tokio::time::timeout(patience.queue, runtime.places.acquire()).await else {
+        let message = format!("no place in the pool for {} ms", patience.queue.as_millis());
+        let step = failed(Fault::new(FaultKind::Busy, message), Vec::new(), Used::default());
+        return Called { place, decided: None, step };
+    };
+    let _ticking = runtime.tick();
+    let settings = policy.entry.settings.clone();
+    let state = State::new(policy.name.clone(), settings, policy.entry.store.clone(), allowed.request, place);
+    let request = request_out(allowed.request, &policy.entry.settings);
+    let mut store = runtime.store(state);
+    let routed = match tokio::time::timeout(patience.wall, route(&mut store, policy, &request)).await {
+        Ok(routed) => routed,
+        Err(_) => {
+            let message = format!("took longer than {} ms (wall_ms)", patience.wall.as_millis());
+            Err(Fault::new(FaultKind::Wall, message))
+        }
+    };
+    let mut state = store.into_data();
+    state.clock.pause();
+    let routed = routed.and_then(|routing| take_plan(&mut state, routing));
+    let (used, decisions) = (state.used(), std::mem::take(&mut state.decisions));
+    let (place, changed) = state.give_back();
+    let checked = routed.and_then(|(kind, reason, mut decided)| {
+        if let Some(Plan::Generate(GeneratePlan { session: session @ None, .. })) = &mut decided.plan {
+            *session = changed.and_then(Place::into_session);
+        }
+        let check = check_code("reason", &reason)
+            .and_then(|()| check_labels(&decided.labels))
+            .and_then(|()| decided.plan.as_ref().map_or(Ok(()), |plan| allowed.check(plan)));
+        check.map_err(|message| Fault::new(FaultKind::InvalidPlan, message))?;
+        Ok((kind, reason, decided))
+    });
+    match checked {
+        Ok((kind, reason, decided)) => {
+            let step = step(Some(kind), reason, None, decisions, used);
+            Called { place, decided: Some(decided), step }
+        }
+        Err(fault) => Called { place, decided: None, step: failed(fault, decisions, used) },
+    }
+}
+
+/// Instantiates and calls the guest.
+async fn route(
+    store: &mut Store<State>,
+    policy: &Published,
+    request: &types::Request,
+) -> Result<dispatch::Routing, Fault> {
+    store.data().clock.resume();
+    let guest: Policy = policy
+        .pre
+        .instantiate_async(&mut *store)
+        .await
+        .map_err(|error| fault_of(&error, FaultKind::Instantiate))?;
+    let session = store.data().lend();
+    let routed = guest
+        .call_route(&mut *store, request, session)
+        .await
+        .map_err(|error| fault_of(&error, FaultKind::Trap))?;
+    routed.map_err(|message| Fault::new(FaultKind::Error, first_line(&message)))
+}
+
+/// Which fault an error of the runtime is; one that says nothing of itself is an `other`.
+fn fault_of(error: &wasmtime::Error, other: FaultKind) -> Fault {
+    tracing::debug!(target: "policy", "a guest ended: {error:?}");
+    let kind = if let Some(halt) = error.downcast_ref::<Halt>() {
+        halt.kind()
+    } else if let Some(Trap::StackOverflow) = error.downcast_ref::<Trap>() {
+        FaultKind::Stack
+    } else if error.is::<Trap>() {
+        FaultKind::Trap
+    } else if error.is::<PoolConcurrencyLimitError>() {
+        FaultKind::Busy
+    } else {
+        other
+    };
+    Fault::new(kind, first_line(&error.root_cause().to_string()))
+}
+
+fn first_line(text: &str) -> String {
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    line.chars().filter(|c| !c.is_control()).take(500).collect()
+}
+
+/// A request as the guest sees it.
+fn request_out(request: &RouteRequest, settings: &PolicySettings) -> types::Request {
+    let granted = |name: &str| settings.headers.iter().any(|header| header.eq_ignore_ascii_case(name));
+    types::Request {
+        id: request.id.clone(),
+        model: request.model.clone(),
+        messages: request.messages.iter().map(convert::message_out).collect(),
+        tools: request.tools.iter().map(convert::tool_out).collect(),
+        sampling: convert::sampling_out(&request.sampling),
+        headers: request
+            .headers
+            .iter()
+            .filter(|(name, _)| granted(name))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.clone()))
+            .collect(),
+    }
+}
+
+/// The guest's plan in the host's types: its kind, its reason and the plan itself.
+fn take_plan(
+    state: &mut State,
+    routing: dispatch::Routing,
+) -> Result<(&'static str, String, Decided), Fault> {
+    let kind = convert::plan_kind(&routing.plan);
+    let plan = match routing.plan {
+        dispatch::Plan::Generate(plan) => {
+            let on = plan.on.map_or(Ok(None), |on| state.take(on));
+            let on = on.map_err(|error| fault_of(&error, FaultKind::InvalidPlan))?;
+            Some(Plan::Generate(GeneratePlan {
+                session: on.and_then(Place::into_session),
+                model: plan.model,
+                append: plan.append.into_iter().map(convert::message_in).collect(),
+                tools: plan.tools,
+                sampling: convert::sampling_in(plan.sampling),
+            }))
+        }
+        dispatch::Plan::Forward(plan) => Some(Plan::Forward { upstream: plan.upstream, model: plan.model }),
+        dispatch::Plan::Reply(text) => Some(Plan::Reply(text)),
+        dispatch::Plan::Reject(plan) => {
+            Some(Plan::Reject { status: plan.status, code: plan.code, message: plan.message })
+        }
+        dispatch::Plan::Next => None,
+    };
+    // A policy need not say why.
+    let reason = if routing.reason.is_empty() { "unspecified".to_owned() } else { routing.reason };
+    Ok((kind, reason, Decided { plan, labels: routing.labels }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_runtime_is_the_fault_that_it_means() {
+        let cases: [(wasmtime::Error, FaultKind); 6] = [
+            (Halt::Cpu(5).into(), FaultKind::Cpu),
+            (wasmtime::Error::from(Halt::Memory(65, 64)).context("while instantiating"), FaultKind::Memory),
+            (Halt::Denied("wasi:x/y#z".into()).into(), FaultKind::Denied),
+            (Trap::StackOverflow.into(), FaultKind::Stack),
+            (wasmtime::Error::from(Trap::UnreachableCodeReached).context("backtrace"), FaultKind::Trap),
+            (wasmtime::Error::msg("no such thing"), FaultKind::Instantiate),
+        ];
+        for (error, kind) in cases {
+            assert_eq!(fault_of(&error, FaultKind::Instantiate).kind, kind, "{error:?}");
+        }
+        let trap = wasmtime::Error::from(Trap::UnreachableCodeReached).context("backtrace\n  0: x");
+        assert_eq!(
+            fault_of(&trap, FaultKind::Trap).message,
+            "wasm trap: wasm `unreachable` instruction executed"
+        );
+    }
+
+    #[test]
+    fn a_guest_sees_only_the_headers_that_it_is_granted() {
+        let header = |name: &str| (name.to_owned(), "v".to_owned());
+        let request = RouteRequest {
+            headers: vec![header("X-Tenant"), header("Authorization")],
+            ..RouteRequest::default()
+        };
+        let settings = PolicySettings { headers: vec!["x-TENANT".into()], ..PolicySettings::default() };
+        assert_eq!(request_out(&request, &settings).headers, [header("x-tenant")]);
+        assert!(request_out(&request, &PolicySettings::default()).headers.is_empty());
+    }
+}

@@ -1,0 +1,259 @@
+//! The WebAssembly runtime that all policies share: one engine, one pool of instances, one clock tick.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use wasmtime::component::{HasSelf, Linker};
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store, UpdateDeadline};
+
+use super::bindings::Policy;
+use super::guest::{Halt, State};
+
+/// Elements of the largest table: languages that compile to WebAssembly with their runtime need tens of thousands.
+pub(super) const TABLE_ELEMENTS: usize = 40_000;
+
+/// How often the epoch advances while a guest runs: what a guest may overrun its processor time by, and how long
+/// it holds a thread before others get their turn.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Most bytes that one call may copy out of a guest, which bounds what a plan or question can be.
+const LIFTED: usize = 16 << 20;
+
+/// How long the last calls may take when the server stops.
+const LAST_CALLS: Duration = Duration::from_secs(30);
+
+/// Most memories of a component. Most languages need one; QuickJS and its adapters have three.
+const MEMORIES: u32 = 4;
+
+/// Most tables of a component, and core instances in it: componentize-py links some dozens of modules.
+const TABLES: u32 = 40;
+const CORE_INSTANCES: u32 = 60;
+
+/// Instances besides those of requests: canary calls of new components.
+pub(super) const CANARIES: u32 = 2;
+
+/// Why the policies could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// WebAssembly cannot run here.
+    #[error("cannot set up WebAssembly: {0}")]
+    Runtime(String),
+    /// A thread could not be started.
+    #[error("cannot start the thread {name}: {cause}")]
+    Thread {
+        /// Of the thread.
+        name: &'static str,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// The settings ask for what the pool cannot give.
+    #[error("limits.memory_mb of {policy} is {asked}; at most {most} can be given")]
+    Memory {
+        /// Whose limits.
+        policy: String,
+        /// MiB asked for.
+        asked: u64,
+        /// MiB that a 32-bit memory can hold.
+        most: u64,
+    },
+}
+
+/// What runs guests.
+pub(super) struct Runtime {
+    pub(super) engine: Engine,
+    /// The contract's imports; each component adds its own denials of WASI.
+    pub(super) linker: Linker<State>,
+    /// One permit for each instance of the pool.
+    pub(super) places: Semaphore,
+    concurrency: u32,
+    ticker: Ticker,
+}
+
+impl Runtime {
+    /// Sets up an engine for so many requests at once, whose guests have at most `memory` bytes each.
+    pub(super) fn new(concurrency: u32, memory: usize) -> Result<Self, StartError> {
+        let concurrency = concurrency.clamp(1, 1000);
+        let engine = match Engine::new(&config(Some(pool(concurrency + CANARIES, memory)))) {
+            Ok(engine) => engine,
+            Err(error) => {
+                tracing::warn!(
+                    target: "policy",
+                    "no pool of WebAssembly instances ({error:#}): each call allocates its own memory, which \
+                     is several times slower. Is the address space limited (ulimit -v)?"
+                );
+                Engine::new(&config(None)).map_err(|error| StartError::Runtime(format!("{error:#}")))?
+            }
+        };
+        let mut linker = Linker::new(&engine);
+        Policy::add_to_linker::<State, HasSelf<State>>(&mut linker, |state| state)
+            .map_err(|error| StartError::Runtime(format!("{error:#}")))?;
+        let ticker = Ticker::start(engine.clone())?;
+        Ok(Self { engine, linker, places: Semaphore::new(concurrency as usize), concurrency, ticker })
+    }
+
+    /// A store for one call, bounded in memory and processor time.
+    pub(super) fn store(&self, state: State) -> Store<State> {
+        let mut store = Store::new(&self.engine, state);
+        store.limiter(|state| state);
+        store.set_hostcall_fuel(LIFTED);
+        store.set_epoch_deadline(1);
+        store.epoch_deadline_callback(|context| {
+            let state = context.data();
+            if state.clock.pause() > state.limits.cpu() {
+                return Err(Halt::Cpu(state.limits.cpu_ms).into());
+            }
+            // Wasmtime's own yield may be polled again before any other task of this thread.
+            let clock = state.clock.clone();
+            let turn = async move {
+                tokio::task::yield_now().await;
+                clock.resume();
+            };
+            Ok(UpdateDeadline::YieldCustom(1, Box::pin(turn)))
+        });
+        store
+    }
+
+    /// The epoch advances while what this returns lives.
+    pub(super) fn tick(&self) -> Ticking<'_> {
+        self.ticker.tick()
+    }
+
+    /// Waits until no call runs, and ends the epoch's thread. Calls that come later find the pool busy.
+    pub(super) async fn stop(&self) {
+        // Without ticks nothing would interrupt a guest that spins. Taking every place waits for all that have one.
+        match tokio::time::timeout(LAST_CALLS, self.places.acquire_many(self.concurrency)).await {
+            Ok(Ok(all)) => all.forget(),
+            // Stopped before.
+            Ok(Err(_)) => {}
+            Err(_) => tracing::error!(target: "policy", "calls of policies still run"),
+        }
+        self.places.close();
+        self.ticker.stop();
+    }
+}
+
+fn config(pool: Option<PoolingAllocationConfig>) -> Config {
+    let mut config = Config::new();
+    config.wasm_component_model(true);
+    config.concurrency_support(false);
+    config.epoch_interruption(true);
+    config.memory_init_cow(true);
+    // Python and QuickJS recurse deeply; the other half is for the host's functions, which run on this stack too.
+    config.max_wasm_stack(1 << 20);
+    config.async_stack_size(2 << 20);
+    if let Some(pool) = pool {
+        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    }
+    config
+}
+
+/// A pool in which `instances` components of the largest allowed shape fit at once, so that it is never exhausted
+/// by fewer.
+fn pool(instances: u32, memory: usize) -> PoolingAllocationConfig {
+    let mut pool = PoolingAllocationConfig::default();
+    pool.total_component_instances(instances)
+        .total_core_instances(instances * CORE_INSTANCES)
+        .total_memories(instances * MEMORIES)
+        .total_tables(instances * TABLES)
+        .total_stacks(instances)
+        .max_core_instances_per_component(CORE_INSTANCES)
+        .max_memories_per_component(MEMORIES)
+        .max_tables_per_component(TABLES)
+        .table_elements(TABLE_ELEMENTS)
+        .max_component_instance_size(4 << 20)
+        .max_core_instance_size(4 << 20)
+        .max_memory_size(memory)
+        .max_unused_warm_slots(instances.min(16))
+        .linear_memory_keep_resident(64 << 10)
+        .table_keep_resident(16 << 10);
+    pool
+}
+
+/// The thread that advances the epoch while any guest runs, and sleeps otherwise.
+struct Ticker {
+    shared: Arc<Shared>,
+    wake: Thread,
+    thread: std::sync::Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    running: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Ticker {
+    fn start(engine: Engine) -> Result<Self, StartError> {
+        let shared = Arc::new(Shared::default());
+        let mine = shared.clone();
+        let name = "policy-epoch";
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                while !mine.stop.load(Ordering::Acquire) {
+                    if mine.running.load(Ordering::Acquire) == 0 {
+                        std::thread::park();
+                    } else {
+                        std::thread::sleep(TICK);
+                        engine.increment_epoch();
+                    }
+                }
+            })
+            .map_err(|cause| StartError::Thread { name, cause })?;
+        let wake = thread.thread().clone();
+        Ok(Self { shared, wake, thread: std::sync::Mutex::new(Some(thread)) })
+    }
+
+    fn tick(&self) -> Ticking<'_> {
+        if self.shared.running.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.wake.unpark();
+        }
+        Ticking(&self.shared.running)
+    }
+
+    fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.wake.unpark();
+        let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(target: "policy", "the epoch's thread panicked");
+        }
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Keeps the epoch advancing.
+pub(super) struct Ticking<'a>(&'a AtomicUsize);
+
+impl Drop for Ticking<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_epoch_advances_only_while_a_guest_runs() {
+        let runtime = Runtime::new(2, 64 << 20).unwrap();
+        let shared = runtime.ticker.shared.clone();
+        let guest = runtime.tick();
+        assert_eq!(shared.running.load(Ordering::Acquire), 1);
+        drop(guest);
+        assert_eq!(shared.running.load(Ordering::Acquire), 0);
+        runtime.stop().await;
+        runtime.stop().await;
+        assert!(runtime.ticker.thread.lock().unwrap().is_none(), "joined");
+    }
+}

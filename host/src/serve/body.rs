@@ -1,0 +1,81 @@
+//! Reading request bodies: bounded in time and, after decompression, in size, and JSON.
+
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use futures::StreamExt;
+use serde_json::Value;
+
+use super::RequestContext;
+use crate::wire::{ApiError, Kind, value};
+
+/// How long a body may take to arrive: a slow sender holds a place among the requests in flight.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Reads a body of at most `limit` bytes as a JSON object. Compressed bodies arrive here decompressed.
+///
+/// # Errors
+/// [`Kind::MediaType`], [`Kind::BodyTooLarge`], [`Kind::SlowBody`], [`Kind::Malformed`] or [`Kind::Invalid`].
+pub(super) async fn read_json(request: Request, limit: u64) -> Result<Value, ApiError> {
+    check_headers(request.headers(), limit)?;
+    let context = request.extensions().get::<RequestContext>().cloned();
+    let bytes = tokio::time::timeout(PATIENCE, read(request, limit)).await.map_err(|_| slow(PATIENCE))??;
+    if let Some(context) = context {
+        context.record.note().received = true;
+    }
+    value::parse(&bytes)
+}
+
+/// The error of a body that did not arrive in time.
+pub(super) fn slow(patience: Duration) -> ApiError {
+    ApiError::new(Kind::SlowBody, format!("the body did not arrive within {} ms", patience.as_millis()))
+}
+
+async fn read(request: Request, limit: u64) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    let mut chunks = request.into_body().into_data_stream();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| {
+            ApiError::new(Kind::Malformed, format!("the body could not be read or decompressed: {error}"))
+        })?;
+        // Counted before it is kept: a small body may decompress into a huge one.
+        if (bytes.len() + chunk.len()) as u64 > limit {
+            return Err(too_large(limit));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+fn too_large(limit: u64) -> ApiError {
+    ApiError::new(Kind::BodyTooLarge, format!("the body is larger than {limit} bytes, the server's limit"))
+}
+
+/// Refuses by the headers what need not be read.
+fn check_headers(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    // Decompression takes off the encodings that it knows.
+    if let Some(encoding) = text(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        let message =
+            format!("content-encoding {encoding:?} is not supported; use zstd, gzip, br or deflate");
+        return Err(ApiError::new(Kind::MediaType, message));
+    }
+    if let Some(media) = text(header::CONTENT_TYPE) {
+        let media = media.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        if media.starts_with("multipart/") {
+            return Err(ApiError::new(
+                Kind::MediaType,
+                "images are not supported, so multipart bodies are not read",
+            ));
+        }
+        if media != "application/json" && !media.ends_with("+json") {
+            let message = format!("content-type {media:?} is not supported; send application/json");
+            return Err(ApiError::new(Kind::MediaType, message));
+        }
+    }
+    match text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()) {
+        Some(length) if length > limit => Err(too_large(limit)),
+        _ => Ok(()),
+    }
+}
