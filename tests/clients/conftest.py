@@ -1,6 +1,8 @@
 """The servers that the tests talk to. Each lives as long as the tests that use it, and has to stop cleanly."""
 
+import os
 import shutil
+from pathlib import Path
 
 import openai
 import pytest
@@ -45,12 +47,18 @@ def strong(tmp_path_factory):
     yield from serve(tmp_path_factory, "strong", model=TINY)
 
 
+def rebuilt(component):
+    """The same component as the folder FORKPOINT_TEST_PLUGINS has it: the tests' run has just built it anew."""
+    folder = os.environ.get("FORKPOINT_TEST_PLUGINS")
+    return Path(folder, component.name) if folder else component
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, strong):
     """The default model, the bundled policies and the scripted one."""
     plugins = tmp_path_factory.mktemp("plugins")
     for component in [*sorted((ROOT / "plugins").glob("*.wasm")), ROOT / "tests/fixtures/scripted.wasm"]:
-        shutil.copy(component, plugins)
+        shutil.copy(rebuilt(component), plugins)
     config = MAIN.format(strong=strong.url, dead=free_port())
     yield from serve(tmp_path_factory, "main", config=config, plugins=plugins)
 
