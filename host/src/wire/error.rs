@@ -24,7 +24,7 @@ impl Dialect {
     }
 }
 
-/// What went wrong. Each kind has one row in [`Kind::row`], which says how either dialect shows it.
+/// What went wrong. Each kind has one row in one table (`Kind::row`), which says how either dialect shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// The body is not JSON, or not text, or not decodable.
