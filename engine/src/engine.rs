@@ -390,6 +390,14 @@ impl Engine {
         Ok(Session::new(resident, conversation, text, plain, usage))
     }
 
+    /// Whether the engine's thread runs. Once it has ended, every call is
+    /// answered with [`EngineError::Stopped`].
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// Ends every call with [`EngineError::Stopped`] and joins the thread.
     pub fn stop(&self) {
         drop(self.shared.commands.send(Command::Stop));

@@ -184,10 +184,9 @@ impl Session {
                 None => return Err(EngineError::Stopped),
             }
         };
-        // Where the reply was cut, tokens and text end in different places: the
-        // next call finds out how far they agree.
-        let whole = ended.resident == self.usage.tokens + ended.prompt + ended.generated;
-        self.text = whole.then(|| opened + &text);
+        // Where text and tokens say different things, the next call finds out
+        // how far they agree.
+        self.text = ended.spelled.then(|| opened + &text);
         self.conversation.messages.push(Message::new(Role::Assistant, text.as_str()));
         let computed = ended.resident.saturating_sub(self.usage.tokens) as usize;
         self.adopt(stream.resident, ended.resident as usize, computed);

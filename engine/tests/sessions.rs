@@ -105,6 +105,9 @@ async fn turns_are_added_without_a_second_prefill() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_that_arrive_together_are_prefilled_once() {
     let engine = tiny(&Options { chunk: 32, ..Options::default() });
+    // What is cached begins alike and ends inside a page: nobody starts at a page's edge.
+    drop(engine.open(talk("The same"), "").await.unwrap());
+    let before = engine.counters().prefill_tokens;
     let text = "The same words for everyone. ".repeat(50);
     let opens: Vec<_> = (0..6)
         .map(|_| {
@@ -118,7 +121,36 @@ async fn prompts_that_arrive_together_are_prefilled_once() {
     }
     let tokens = u64::from(sessions[0].usage().tokens);
     // Each computes its own last, unfilled page.
-    assert!(engine.counters().prefill_tokens < tokens + 6 * 16, "{:?} for {tokens}", engine.counters());
+    let computed = engine.counters().prefill_tokens - before;
+    assert!(computed < tokens + 6 * 16, "{computed} for {tokens}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_takes_decisions_replies_and_prefill_at_their_most() {
+    let engine = tiny(&Options { chunk: 4, ..Options::default() });
+    let mut session = engine.open(talk("Hello"), "").await.unwrap();
+    let mut replies = Vec::new();
+    for _ in 0..6 {
+        replies.push(session.generate(reply(400)).await.unwrap());
+    }
+    let other = engine.clone();
+    let prefill = tokio::spawn(async move { other.open(talk(&"And on. ".repeat(100)), "").await });
+    let questions: Vec<Question> = (0..40).map(|n| yes_or_no(&format!("Is it {n}?"))).collect();
+    assert_eq!(session.decide(&questions).await.unwrap().len(), 40);
+    prefill.await.unwrap().unwrap();
+    assert!(engine.is_running());
+    drop((session, replies));
+    all_pages_back(&engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_is_one_call_however_much_it_asks() {
+    let engine = tiny(&Options { queue: 4, chunk: 8, ..Options::default() });
+    let mut session = engine.open(talk("Hello"), "").await.unwrap();
+    let questions: Vec<Question> = (0..60).map(|n| yes_or_no(&format!("Is it {n}?"))).collect();
+    let (answers, opened) = tokio::join!(session.decide(&questions), engine.open(talk("Hi"), ""));
+    assert_eq!(answers.unwrap().len(), 60);
+    opened.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -258,4 +290,5 @@ async fn stopping_answers_whoever_waits() {
     assert!(matches!(waiting.await.unwrap(), Err(EngineError::Stopped)));
     assert!(matches!(stream.complete().await, Err(EngineError::Stopped) | Ok(_)));
     assert!(matches!(engine.open(talk("Hello"), "").await, Err(EngineError::Stopped)));
+    assert!(!engine.is_running());
 }

@@ -55,7 +55,7 @@ static inline fp_option fp_opt(const char *name, const char *description) {
   return option;
 }
 
-// One of 2 to 255 options, which are lent.
+// One of 1 to 26 options, which are lent.
 static inline fp_question fp_choice(const char *instructions, fp_option *options, size_t count) {
   return (fp_question){.instructions = fp_lend(instructions),
                        .criteria = {.tag = FORKPOINT_POLICY_ENGINE_CRITERIA_CHOICE, .val.choice = {options, count}}};

@@ -6,7 +6,7 @@ import { log as hostLog, config as hostConfig } from "forkpoint:policy/host@0.1.
 /** A yes-or-no question; `sides` may say when to answer either: { yes, no }. */
 export const boolean = (instructions, sides = {}) => ({ instructions, criteria: { tag: "boolean", val: sides } });
 
-/** One of 2 to 255 options, each a name or { name, description }. */
+/** One of 1 to 26 options, each a name or { name, description }. */
 export const choice = (instructions, options) => ({
   instructions,
   criteria: { tag: "choice", val: options.map((option) => (typeof option === "string" ? { name: option } : option)) },

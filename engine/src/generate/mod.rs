@@ -133,9 +133,13 @@ pub struct Ended {
     pub prompt: u32,
     /// Tokens of the reply.
     pub generated: u32,
-    /// Tokens that are resident now: the session's, `prompt` and all of the
-    /// reply but a last token that was never fed back.
+    /// Tokens that the reply follows: the session's and `prompt`.
+    pub context: u32,
+    /// Tokens that are resident now: `context` and all of the reply but a last
+    /// token that was never fed back.
     pub resident: u32,
+    /// Whether the reply's text says all that is resident after `context`.
+    pub spelled: bool,
 }
 
 /// Why a reply ended.

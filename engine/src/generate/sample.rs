@@ -86,6 +86,10 @@ impl Sampler {
             let kept = kept.count().max(1);
             self.candidates.truncate(kept);
         }
+        let Some(&(last, _)) = self.candidates.last() else {
+            // Logits that are no numbers have no likeliest.
+            return argmax(&self.logits);
+        };
         let total: f64 = self.candidates.iter().map(|&(_, weight)| f64::from(weight)).sum();
         let mut left = self.rng.random::<f64>() * total;
         for &(token, weight) in &self.candidates {
@@ -94,7 +98,7 @@ impl Sampler {
                 return token;
             }
         }
-        self.candidates[self.candidates.len() - 1].0
+        last
     }
 }
 
@@ -178,6 +182,14 @@ mod tests {
         let drawn: Vec<u32> = (0..3).map(|_| sampler.sample(&LOGITS).token).collect();
         // 3/2 < 2, then 2/2 <= 3/2.
         assert_eq!(drawn, [2, 1, 1]);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_give_some_token() {
+        for temperature in [0.0, 1.0] {
+            let mut sampler = Sampler::new(Sampling { temperature, ..Sampling::default() }, 1, &[]);
+            assert!(sampler.sample(&[f32::NAN; 4]).token < 4);
+        }
     }
 
     #[test]

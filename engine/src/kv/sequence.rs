@@ -65,27 +65,31 @@ impl Sequence {
         self.chains[self.chains.len() - 1]
     }
 
+    /// The tokens of the page that the first of `pending` would fill.
+    fn next_page(&self, pending: &[u32]) -> Option<[u32; PAGE_TOKENS]> {
+        let tail = &self.tokens[self.tokens.len() / PAGE_TOKENS * PAGE_TOKENS..];
+        let more = pending.get(..PAGE_TOKENS - tail.len())?;
+        Some(std::array::from_fn(|i| if i < tail.len() { tail[i] } else { more[i - tail.len()] }))
+    }
+
     /// The chain that the next full page would get: two sequences with the
     /// same one are about to compute the same page.
     pub(crate) fn next_chain(&self, pending: &[u32]) -> Option<Chain> {
-        let at_boundary = self.len().is_multiple_of(PAGE_TOKENS);
-        (at_boundary && pending.len() >= PAGE_TOKENS).then(|| chain(self.chain(), &pending[..PAGE_TOKENS]))
+        self.next_page(pending).map(|tokens| chain(self.chain(), &tokens))
     }
 
     /// Takes resident pages that hold the first of `pending`, whole pages
-    /// only. Returns how many tokens were found.
+    /// only; a tail gives way to one. Returns how many tokens were found.
     pub(crate) fn reuse(&mut self, pending: &[u32]) -> usize {
-        if !self.len().is_multiple_of(PAGE_TOKENS) {
-            return 0;
-        }
-        let mut found = 0;
-        for tokens in pending.chunks_exact(PAGE_TOKENS) {
-            let Some(page) = self.store.find(self.chain(), tokens) else { break };
+        let before = self.len();
+        while let Some(tokens) = self.next_page(&pending[self.len() - before..]) {
+            let Some(page) = self.store.find(self.chain(), &tokens) else { break };
+            self.tokens.truncate(self.len() / PAGE_TOKENS * PAGE_TOKENS);
+            self.pages.truncate(self.len() / PAGE_TOKENS);
             self.pages.push(page);
-            self.push_full(tokens);
-            found += PAGE_TOKENS;
+            self.push_full(&tokens);
         }
-        found
+        self.len() - before
     }
 
     /// After [`Sequence::reuse`]: copies the beginning of a page that starts

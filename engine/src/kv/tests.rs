@@ -75,8 +75,14 @@ fn run(ops: Vec<Op>) {
                 if let Some(copy) = sequence.reuse_beginning(&tokens[reused..]) {
                     device.copy(&copy);
                 }
-                let from = sequence.len();
-                if tokens[from..].chunks(chunk).all(|part| device.compute(&mut sequence, part)) {
+                // Others may have computed the next page between two chunks.
+                let mut fits = true;
+                while fits && sequence.len() < tokens.len() {
+                    sequence.reuse(&tokens[sequence.len()..]);
+                    let rest = &tokens[sequence.len()..];
+                    fits = device.compute(&mut sequence, &rest[..rest.len().min(chunk)]);
+                }
+                if fits {
                     live.push((sequence, tokens));
                 }
             }
@@ -157,6 +163,20 @@ fn the_same_prompt_again_computes_nothing() {
     second.retire();
     first.retire();
     assert_eq!(sequence(&pages, &mut device, &prompt).1, 40);
+}
+
+#[test]
+fn a_tail_gives_way_to_the_page_that_someone_else_filled() {
+    let (pages, mut device) = setting();
+    let prompt: Vec<u32> = (0..40).collect();
+    let mut slow = Sequence::new(&pages, root(1, ""));
+    assert!(device.compute(&mut slow, &prompt[..20]));
+    let (fast, _) = sequence(&pages, &mut device, &prompt);
+    assert!(slow.next_chain(&prompt[20..]).is_some());
+    assert_eq!(slow.reuse(&prompt[20..]), 12);
+    assert_eq!(slow.page_ids().collect::<Vec<_>>(), fast.page_ids().take(2).collect::<Vec<_>>());
+    assert_eq!(device.read(&slow), &prompt[..32]);
+    assert_eq!(slow.next_chain(&prompt[32..]), None, "the last page stays unfilled");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use forkpoint_kernels::PAGE_TOKENS;
 use tokio::sync::mpsc;
 
 use super::{Found, Grown, Readings, Reply, SequenceId, Start, Suffix, Wanted, Write};
@@ -96,9 +97,21 @@ impl Job {
     /// The decision that it belongs to.
     pub(super) fn call(&self) -> Option<&Call> {
         match &self.then {
-            Then::Read(read) => Some(&read.call),
-            _ => None,
+            Then::Head { call, .. } | Then::Read(Read { call, .. }) => Some(call),
+            Then::Keep { .. } | Then::Write(_) => None,
         }
+    }
+
+    /// How many of its pending tokens to compute within a budget. A part that
+    /// is not the last ends with a page, so that others find whole pages.
+    pub(super) fn next_rows(&self, budget: usize) -> usize {
+        let pending = self.pending().len();
+        if pending <= budget {
+            return pending;
+        }
+        let end = self.sequence.len() + budget;
+        let whole = end - end % PAGE_TOKENS;
+        if whole > self.sequence.len() { whole - self.sequence.len() } else { budget }
     }
 
     /// Whether nobody waits for it any more.
@@ -183,6 +196,10 @@ pub(super) struct Writer {
     events: mpsc::UnboundedSender<Event>,
     prompt: usize,
     pub(super) generated: usize,
+    /// Tokens that the reply follows.
+    context: usize,
+    /// A token was sampled that stands for no text.
+    unspelled: bool,
     /// Log-probabilities of tokens whose text is still held back.
     logprobs: Vec<TokenLogprob>,
 }
@@ -200,6 +217,8 @@ impl Writer {
             write,
             prompt,
             generated: 0,
+            context: 0,
+            unspelled: false,
             logprobs: Vec::new(),
         }
     }
@@ -213,10 +232,14 @@ impl Writer {
             .sampler
             .get_or_insert_with(|| Sampler::new(write.sampling.clone(), *seed, sequence.tokens()));
         let choice = sampler.sample(logits);
+        if self.generated == 0 {
+            self.context = sequence.len();
+        }
         if self.write.eos.contains(&choice.token) {
             return self.end(sequence, FinishReason::Stop, false);
         }
         self.generated += 1;
+        self.unspelled |= self.tokenizer.is_special(choice.token);
         if self.write.sampling.logprobs.is_some() {
             let bytes = |token: u32| self.tokenizer.bytes(token).to_vec();
             let top = choice.top.iter().map(|&(token, logprob)| (token, bytes(token), logprob)).collect();
@@ -251,7 +274,9 @@ impl Writer {
             reason,
             prompt: self.prompt as u32,
             generated: self.generated as u32,
+            context: self.context as u32,
             resident: sequence.len() as u32,
+            spelled: !self.unspelled && sequence.len() == self.context + self.generated,
         };
         drop(self.events.send(Event::End(ended)));
         None

@@ -7,7 +7,8 @@
 mod job;
 mod step;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -149,9 +150,26 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Rows of a step at most: decisions and replies beside a chunk.
+    /// Rows of decisions in a step.
+    fn decisions(&self) -> usize {
+        2 * self.chunk
+    }
+
+    /// Replies in a step, of one row each.
+    fn replies(&self) -> usize {
+        self.chunk
+    }
+
+    /// Rows of prefill in a step that has `used` others: it gives way, but
+    /// never starves.
+    fn prefill(&self, used: usize) -> usize {
+        self.chunk.saturating_sub(used).max(self.chunk.div_ceil(4))
+    }
+
+    /// Rows of a step at most.
     pub(crate) fn rows(&self) -> usize {
-        3 * self.chunk
+        let others = self.decisions() + self.replies();
+        others + self.prefill(others)
     }
 }
 
@@ -248,7 +266,8 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// The sequence that a call starts from and what is left to compute.
-    /// Refuses what cannot be served to its end.
+    /// Refuses what could not be served even alone; what others take meanwhile
+    /// shows only as it is computed.
     fn base(&mut self, base: Base, mut tokens: Vec<u32>) -> Result<Start, EngineError> {
         self.admit()?;
         let (sequence, reused) = match base {
@@ -285,10 +304,14 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn admit(&self) -> Result<(), EngineError> {
-        if self.jobs.len() < self.limits.queue {
-            return Ok(());
-        }
-        Err(EngineError::Busy { waiting: self.jobs.len(), limit: self.limits.queue })
+        let (waiting, limit) = (self.waiting(), self.limits.queue);
+        if waiting < limit { Ok(()) } else { Err(EngineError::Busy { waiting, limit }) }
+    }
+
+    /// Calls that wait or run: a decision is one, however much it asks.
+    fn waiting(&self) -> usize {
+        let decisions: HashSet<_> = self.jobs.iter().filter_map(Job::call).map(Rc::as_ptr).collect();
+        self.jobs.iter().filter(|job| job.id.is_some()).count() + decisions.len()
     }
 
     fn session(&self, id: SequenceId) -> Result<&Sequence, EngineError> {
@@ -407,7 +430,7 @@ impl<B: Backend> Scheduler<B> {
         self.gauges.pages_cached.store(census.cached as u64, Relaxed);
         let computing = self.jobs.iter().filter(|job| job.id.is_some()).count();
         self.gauges.sessions.store((self.sessions.len() + computing) as u64, Relaxed);
-        self.gauges.waiting.store(self.jobs.len() as u64, Relaxed);
+        self.gauges.waiting.store(self.waiting() as u64, Relaxed);
     }
 
     fn stop(mut self) {

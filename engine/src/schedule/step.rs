@@ -46,17 +46,16 @@ impl<B: Backend> Scheduler<B> {
     /// Takes the jobs of this step off the queue: decisions first, then every
     /// reply's next token, then prefill in turns with the rest of the budget.
     fn select(&mut self) -> Vec<Part> {
-        let chunk = self.limits.chunk;
+        let limits = self.limits;
         let mut waiting = std::mem::take(&mut self.jobs);
         let mut parts = Vec::new();
 
-        let mut decisions = 2 * chunk;
+        let mut decisions = limits.decisions();
         waiting = self.take(waiting, &mut parts, |job| job.is_decision(), &mut decisions);
-        let mut replies = chunk;
+        let mut replies = limits.replies();
         waiting = self.take(waiting, &mut parts, |job| job.is_decode(), &mut replies);
-        // A prefill gives way to decisions and replies, but never starves.
-        let used = 3 * chunk - decisions - replies;
-        let mut prefill = chunk.saturating_sub(used).max(chunk.div_ceil(4));
+        let used = limits.decisions() - decisions + limits.replies() - replies;
+        let mut prefill = limits.prefill(used);
         waiting = self.take(waiting, &mut parts, |_| true, &mut prefill);
         self.jobs = waiting;
         parts
@@ -95,7 +94,7 @@ impl<B: Backend> Scheduler<B> {
                 job.fail(error);
                 continue;
             }
-            let rows = job.pending().len().min(*budget);
+            let rows = job.next_rows(*budget);
             *budget -= rows;
             parts.push(Part { job, rows });
         }

@@ -17,14 +17,13 @@ pub(crate) fn data(name: &str) -> PathBuf {
 
 /// SmolLM2-135M-Instruct Q4_1, as `forkpoint pull` leaves it.
 pub(crate) fn smollm2() -> PathBuf {
-    let cache = || match std::env::var_os("XDG_CACHE_HOME") {
-        Some(cache) => PathBuf::from(cache),
-        None => PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let cache = || {
+        let home = || set("HOME").unwrap_or_default().join(".cache");
+        set("FORKPOINT_CACHE").unwrap_or_else(|| set("XDG_CACHE_HOME").unwrap_or_else(home).join("forkpoint"))
     };
-    let path = match std::env::var_os("FORKPOINT_TEST_MODEL") {
-        Some(path) => PathBuf::from(path),
-        None => cache().join("forkpoint/models/smollm2-135m-instruct-q4_1.gguf"),
-    };
+    let path =
+        set("FORKPOINT_TEST_MODEL").unwrap_or_else(|| cache().join("models/smollm2-135m-instruct-q4_1.gguf"));
     assert!(path.is_file(), "{} is not there; run: cargo run --release -- pull smollm2-135m", path.display());
     path
 }

@@ -18,8 +18,9 @@ export function route(request, session) {
   if (!last || last.role === "tool") return generate("tool-result");
   const text = lastUser(request);
   if (TRIVIAL.test(text)) return generate("trivial");
-  // Every turn would leave, so every turn is looked at.
-  if (request.messages.some((turn) => PERSONAL.test(turn.content))) return generate("private", { by: "pattern" });
+  // All that was said and called would leave, so all of it is looked at.
+  const said = request.messages.flatMap((turn) => [turn.content, ...turn.toolCalls.map((call) => call.arguments)]);
+  if (said.some((text) => PERSONAL.test(text))) return generate("private", { by: "pattern" });
 
   const [task, hard, personal] = decide(session, [
     choice("Which kind of model does the user's last message need?", [

@@ -50,23 +50,22 @@ impl Account {
 
     /// The usage of a request that ends before the model writes anything.
     pub(crate) fn before_reply(self) -> UsageReport {
-        self.report(0, 0)
+        self.report(0)
     }
 
-    fn report(self, prompt: u32, completion: u32) -> UsageReport {
-        let whole = self.tokens + prompt;
+    fn report(self, completion: u32) -> UsageReport {
         UsageReport {
-            prompt: whole,
+            prompt: self.tokens,
             completion,
             reused: self.reused,
-            computed: whole.saturating_sub(self.reused),
+            computed: self.tokens.saturating_sub(self.reused),
             decisions: self.decisions,
             decided: self.decided,
         }
     }
 
     fn ended(self, ended: Ended) -> UsageReport {
-        self.report(ended.prompt, ended.generated)
+        Self { tokens: ended.context, ..self }.report(ended.generated)
     }
 }
 
@@ -189,8 +188,8 @@ mod tests {
     #[test]
     fn what_is_not_reused_is_computed() {
         let account = Account { tokens: 100, reused: 90, decisions: 2, decided: 30 };
-        let usage = account.report(5, 7);
-        assert_eq!((usage.prompt, usage.completion, usage.reused, usage.computed), (105, 7, 90, 15));
+        let usage = account.report(7);
+        assert_eq!((usage.prompt, usage.completion, usage.reused, usage.computed), (100, 7, 90, 10));
         assert_eq!((usage.decisions, usage.decided), (2, 30));
     }
 }

@@ -66,7 +66,10 @@ pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
         }
     };
     let mut response = result.unwrap_or_else(axum::response::IntoResponse::into_response);
-    response.headers_mut().extend(headers);
+    for (name, value) in headers {
+        // In place of an upstream's, which may be a Forkpoint itself.
+        response.headers_mut().insert(name, value);
+    }
     response
 }
 

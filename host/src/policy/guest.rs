@@ -11,7 +11,7 @@ use super::canary::CanarySession;
 use super::clock::Clock;
 use super::convert;
 use super::fault::FaultKind;
-use super::plan::{RouteRequest, SamplingOverrides};
+use super::plan::RouteRequest;
 use super::settings::{Limits, PolicySettings};
 use super::store::KeyValue;
 use super::trace::{Decision, Used};
@@ -153,7 +153,7 @@ pub(super) struct State {
 /// What the imports need of the request.
 pub(super) struct Asked {
     pub(super) id: String,
-    pub(super) sampling: SamplingOverrides,
+    pub(super) drafts: Sampling,
     pub(super) canary: bool,
 }
 
@@ -169,7 +169,7 @@ impl State {
         let canary = matches!(place, Place::Canary(_));
         let mut table = ResourceTable::new();
         let lent = table.push(place).expect("a new table has room");
-        let request = Asked { id: request.id.clone(), sampling: request.sampling.clone(), canary };
+        let request = Asked { id: request.id.clone(), drafts: request.drafts.clone(), canary };
         Self {
             table,
             clock: Arc::default(),

@@ -44,6 +44,8 @@ impl engine::Host for State {
         let out = answers.iter().zip(&questions).map(|(a, q)| convert::answer_out(q, a)).collect();
         if self.decisions.len() < MAX_DECISIONS {
             let (at_us, took_us) = (micros(at), micros(took));
+            // What was refused costs the policy nothing, and is not kept.
+            let questions = if failure.is_none() { questions } else { Vec::new() };
             self.decisions.push(Decision { at_us, took_us, questions, answers, failure });
         }
         result.map(|_| out)
@@ -61,8 +63,7 @@ impl engine::Host for State {
         }
         let overrides = convert::sampling_in(sampling);
         overrides.validate()?;
-        let mut sampling = Sampling::default();
-        self.request.sampling.apply(&mut sampling);
+        let mut sampling = Sampling { logprobs: None, ..self.request.drafts.clone() };
         overrides.apply(&mut sampling);
         let left = u32::try_from(left).unwrap_or(u32::MAX);
         sampling.max_tokens = Some(sampling.max_tokens.map_or(left, |most| most.min(left)));

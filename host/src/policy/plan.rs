@@ -19,6 +19,8 @@ pub struct RouteRequest {
     pub tools: Vec<Tool>,
     /// What the client set of the sampling.
     pub sampling: SamplingOverrides,
+    /// The same over the model's own: what a draft is sampled with.
+    pub drafts: Sampling,
     /// All headers of the client; a policy sees those that its settings list.
     pub headers: Vec<(String, String)>,
 }

@@ -59,7 +59,14 @@ pub(super) async fn call(
     let failed =
         |fault: Fault, decisions, used| step(None, fault.kind.reason(), Some(fault), decisions, used);
 
-    let Ok(Ok(_permit)) = tokio::time::timeout(patience.queue, runtime.places.acquire()).await else {
+    // Canary calls have places of their own: a busy server still takes up new versions.
+    let place_free = async {
+        match place {
+            Place::Canary(_) => Ok(None),
+            Place::Engine(_) => runtime.places.acquire().await.map(Some),
+        }
+    };
+    let Ok(Ok(_permit)) = tokio::time::timeout(patience.queue, place_free).await else {
         let message = format!("no place in the pool for {} ms", patience.queue.as_millis());
         let step = failed(Fault::new(FaultKind::Busy, message), Vec::new(), Used::default());
         return Called { place, decided: None, step };

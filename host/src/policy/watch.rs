@@ -244,7 +244,7 @@ struct Events {
 impl Events {
     fn follow(&mut self, dir: &Path, waker: &Sender<Wake>) {
         let file = fs::metadata(dir).ok().map(|metadata| stamp(&metadata).file);
-        if self.of == file && self.watcher.is_some() == file.is_some() {
+        if self.of == file {
             return;
         }
         (self.watcher, self.of) = (None, file);
@@ -265,9 +265,8 @@ impl Events {
         match watcher {
             Ok(watcher) => self.watcher = Some(watcher),
             Err(error) => {
-                tracing::warn!(target: "policy", %error, "no events of the directory: it is read every 2 seconds");
                 // Said once for this directory.
-                self.of = file;
+                tracing::warn!(target: "policy", %error, "no events of the directory: it is read every 2 seconds");
             }
         }
     }

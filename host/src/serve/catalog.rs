@@ -110,11 +110,14 @@ fn readable(name: Result<Path<String>, PathRejection>) -> Result<String, ApiErro
     name.map(|Path(name)| name).map_err(|error| ApiError::new(Kind::NotFound, error.body_text()))
 }
 
-/// `GET /health`: 200 while requests are taken, 503 while the server stops.
+/// `GET /health`: 200 while requests are taken, 503 while the server stops or once its engine has broken.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
     let stopping = app.stopping.is_cancelled();
-    let (status, word) =
-        if stopping { (StatusCode::SERVICE_UNAVAILABLE, "stopping") } else { (StatusCode::OK, "ok") };
+    let (status, word) = match (stopping, app.engine.is_running()) {
+        (true, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        (false, false) => (StatusCode::SERVICE_UNAVAILABLE, "broken"),
+        (false, true) => (StatusCode::OK, "ok"),
+    };
     let uptime = app.started.elapsed().unwrap_or_default().as_secs();
     let body = json!({
         "status": word,

@@ -53,6 +53,7 @@ pub(super) async fn answer(
                 messages: conversation.messages.clone(),
                 tools: tools.clone(),
                 sampling: set_by_client(&body, &chat.sampling),
+                drafts: chat.sampling.clone(),
                 headers: readable(&headers),
             };
             let session = app.engine.open(conversation, &salt).await?;

@@ -27,6 +27,8 @@ async fn each_way_to_misbehave_is_told_apart() {
         ("foreign-session", FaultKind::Trap, ""),
         ("flood:config", FaultKind::Calls, "10000 times"),
         ("flood:log", FaultKind::Calls, "calls"),
+        ("flood:decide", FaultKind::Calls, "calls"),
+        ("flood:store", FaultKind::Calls, "calls"),
         ("flood:fork", FaultKind::Calls, "calls"),
         ("error:I will not", FaultKind::Error, "I will not"),
         ("error:two\nlines", FaultKind::Error, "two"),
@@ -54,8 +56,25 @@ async fn each_way_to_misbehave_is_told_apart() {
     let (bad, good) = (bench.status("bad"), bench.status("good"));
     assert_eq!(bad.calls, cases.len() as u64);
     assert_eq!(bad.faults.values().sum::<u64>(), bad.calls);
-    assert_eq!((bad.faults["cpu"], bad.faults["trap"], bad.faults["calls"]), (1, 5, 3), "{:?}", bad.faults);
+    assert_eq!((bad.faults["cpu"], bad.faults["trap"], bad.faults["calls"]), (1, 5, 5), "{:?}", bad.faults);
     assert_eq!((good.calls, good.faults.values().sum::<u64>()), (cases.len() as u64, 0));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_that_never_returns_is_ended_link_by_link() {
+    let names = ["first", "second", "third"];
+    let change = |options: &mut PolicyOptions| {
+        let endless = PolicySettings { fallback: Fallback::Next, ..PolicySettings::default() };
+        options.settings.extend(names.map(|name| (name.to_owned(), endless.clone())));
+    };
+    let bench = Bench::start(&["first=scripted", "second=scripted", "third=scripted"], change).await;
+    let start = Instant::now();
+    let routed = bench.route(&names, say("loop")).await;
+    assert_eq!(routed.reason, "chain-exhausted");
+    let reasons: Vec<&str> = routed.trace.steps.iter().map(|step| step.reason.as_str()).collect();
+    assert_eq!(reasons, ["policy-cpu"; 3]);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     bench.end().await;
 }
 

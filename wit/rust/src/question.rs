@@ -8,7 +8,7 @@ pub fn boolean(instructions: impl Into<String>) -> Question {
     question(instructions, Criteria::Boolean(BooleanSides { yes: None, no: None }))
 }
 
-/// One of 2 to 255 named options. An option is a name, or a name and what it means:
+/// One of 1 to 26 named options. An option is a name, or a name and what it means:
 /// `choice("Which?", [("billing", "money and invoices"), ("other", "anything else")])`.
 pub fn choice<O: Into<ChoiceOption>>(
     instructions: impl Into<String>,
