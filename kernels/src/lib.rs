@@ -3,7 +3,8 @@
 //! [`Backend`] is the seam between the model and a device. [`cpu::Cpu`]
 //! implements it for this machine's processor: a scalar reference of every
 //! operation, and SIMD paths (AVX2, AVX-512) of those that cost time, chosen at
-//! run time. All `unsafe` code of the project lives in this crate.
+//! run time. The project's `unsafe` code lives in this crate, but for the call
+//! that loads compiled policies.
 //!
 //! Kernels know no model and no session: they see matrices, rows and pages.
 //!
