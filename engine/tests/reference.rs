@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use common::oracle::{Oracle, log_softmax};
 use common::{data, engine, smollm2};
 use forkpoint_engine::load::Checkpoint;
-use forkpoint_engine::{Engine, Options};
+use forkpoint_engine::{ChoiceOption, Conversation, Criteria, Engine, Message, Options, Question, Role};
 use serde::Deserialize;
 
 /// A prompt and what transformers 5.19 says follows it, in f32 on the weights
@@ -178,6 +178,75 @@ async fn qwen3_labels_agree_with_transformers_where_the_model_is_there() {
             let delta = (expected - got).abs();
             println!("{} ({}), {label}: {got:.4}, off by {delta:.5}", case.case, case.dtype);
             assert!(delta <= 0.005, "{} ({}), {label}: off by {delta}", case.case, case.dtype);
+        }
+    }
+}
+
+/// The probability of each label, and of all, where the reply to `text` starts:
+/// by the oracle, over every token that spells the label, blanks before it and
+/// the case of words aside.
+fn labels_by_oracle(
+    checkpoint: &Checkpoint,
+    oracle: &Oracle,
+    text: &str,
+    labels: &[&str],
+) -> (Vec<f64>, f64) {
+    let tokenizer = &checkpoint.tokenizer;
+    let logprobs = oracle.logprobs(&tokenizer.encode(text));
+    let spells = |token: u32, label: &str| {
+        let text = std::str::from_utf8(tokenizer.bytes(token)).unwrap_or_default().trim_start();
+        text == label || (label.len() > 1 && text.eq_ignore_ascii_case(label))
+    };
+    let probability = |label: &&str| -> f64 {
+        let tokens = (0..tokenizer.vocab() as u32).filter(|&token| spells(token, label));
+        tokens.map(|token| f64::from(logprobs[token as usize]).exp()).sum()
+    };
+    let each: Vec<f64> = labels.iter().map(probability).collect();
+    let mass: f64 = each.iter().sum();
+    (each.iter().map(|p| p / mass).collect(), mass)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_is_the_oracles_reading_of_the_same_words() {
+    let state = Message::new(Role::User, "Customer: my invoice for March was charged twice.");
+    let option = |name: &str| ChoiceOption { name: name.into(), description: None };
+    let cases = [
+        (
+            Criteria::Boolean { yes: None, no: None },
+            "Question: Is it?\nyes\nno\nAnswer with yes or no only.",
+            &["yes", "no"][..],
+        ),
+        (
+            Criteria::Choice(["billing", "technical", "sales"].map(option).into()),
+            "Question: Is it?\nA: billing\nB: technical\nC: sales\nAnswer with the letter of one option only.",
+            &["A", "B", "C"],
+        ),
+        (
+            Criteria::Score(vec!["low".into(), "high".into()]),
+            "Question: Is it?\n0: low\n1: high\nAnswer with the number of one level only.",
+            &["0", "1"],
+        ),
+    ];
+    for name in ["qwen3-tiny", "llama-tiny", "qwen2-tiny"] {
+        let checkpoint = Checkpoint::open(&data(name)).unwrap();
+        let oracle = Oracle::load(&checkpoint);
+        let engine = engine(&data(name), &Options::default());
+        let talk = Conversation { messages: vec![state.clone()], tools: vec![] };
+        let mut session = engine.open(talk, "").await.unwrap();
+        for (criteria, words, labels) in &cases {
+            let question = Question { instructions: "Is it?".into(), criteria: criteria.clone() };
+            let answers = session.decide(&[question]).await.unwrap();
+            let turns = [state.clone(), Message::new(Role::User, *words)];
+            let text = checkpoint.template.render(&turns, &[], true).unwrap();
+            let (expected, mass) = labels_by_oracle(&checkpoint, &oracle, &text, labels);
+            for (label, (got, expected)) in labels.iter().zip(answers[0].probabilities.iter().zip(expected)) {
+                assert!((got - expected).abs() <= 0.005, "{name}, {label}: {got}, by the oracle {expected}");
+            }
+            assert!(
+                (answers[0].mass - mass).abs() <= 0.05 * mass,
+                "{name}: mass {}, {mass}",
+                answers[0].mass
+            );
         }
     }
 }

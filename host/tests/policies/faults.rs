@@ -75,6 +75,7 @@ async fn a_chain_that_never_returns_is_ended_link_by_link() {
     let reasons: Vec<&str> = routed.trace.steps.iter().map(|step| step.reason.as_str()).collect();
     assert_eq!(reasons, ["policy-cpu"; 3]);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    drop(routed);
     bench.end().await;
 }
 

@@ -1,4 +1,5 @@
-//! Versions swapped under load: each request is answered by one of them, whole.
+//! Versions swapped under load: each request is answered by one of them, whole. That memory stays flat is seen on a
+//! server of its own, by `tests/clients/test_hot_reload.py`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,13 +13,6 @@ use super::{Bench, eventually, fixture, text};
 
 const SWAPS: usize = 200;
 const CLIENTS: usize = 8;
-
-/// MiB of memory that this process holds.
-fn resident() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
-}
 
 /// Asks both policies until it is told to stop, and returns how often the swapped one answered.
 async fn client(bench: Arc<Bench>, done: Arc<AtomicBool>) -> u64 {
@@ -39,12 +33,11 @@ async fn client(bench: Arc<Bench>, done: Arc<AtomicBool>) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_hundred_swaps_under_load_lose_no_request_and_no_memory() {
+async fn two_hundred_swaps_under_load_lose_no_request() {
     let bench = Bench::start(&["swapped=reply-v1", "steady=reply-v1"], |_| {}).await;
     let bytes = [fs::read(fixture("reply-v1")).unwrap(), fs::read(fixture("reply-v2")).unwrap()];
     let (bench, done) = (Arc::new(bench), Arc::new(AtomicBool::new(false)));
     let clients: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(client(bench.clone(), done.clone()))).collect();
-    let mut warm = 0;
     for swap in 1..=SWAPS {
         let loads = bench.status("swapped").loads;
         bench.replace("swapped", &bytes[swap % 2]);
@@ -56,18 +49,12 @@ async fn two_hundred_swaps_under_load_lose_no_request_and_no_memory() {
             assert_eq!(status.last_error.unwrap().code, LoadCode::Malformed);
             assert_eq!(status.state, PolicyState::Serving, "the last good version");
         }
-        if swap == SWAPS / 4 {
-            warm = resident();
-        }
     }
     done.store(true, Relaxed);
-    let end = resident();
     let mut answered = 0;
     for client in clients {
         answered += client.await.unwrap();
     }
-    eprintln!("{} requests over {SWAPS} swaps; {warm} MiB after a quarter, {end} at the end", answered);
-    assert!(end < warm + 24, "{warm} MiB, then {end} MiB");
     let status = bench.status("swapped");
     assert_eq!(status.last_error, None);
     assert_eq!(status.loads, 1 + SWAPS as u64);
