@@ -56,7 +56,8 @@ class Client(threading.Thread):
                 version, text = self.stream("swapped", "Which version answers?")
                 assert text in ("v1", "v2"), text
                 self.answers.setdefault(version, set()).add(text)
-                self.stream("neighbour", "max-tokens:6\ngenerate")
+                # The same reply each time: others would fill the cache of pages, which is meant to grow.
+                self.stream("neighbour", "temperature:0\nmax-tokens:6\ngenerate")
                 self.count += 1
         except Exception as error:
             self.error = error
@@ -113,5 +114,5 @@ def test_two_hundred_swaps_fail_no_stream(subject):
     assert sorted(map(sorted, answers.values())) == [["v1"], ["v2"]], "one version, one answer"
     assert all(client.count >= 5 for client in clients)
     print(f"{early} MiB half way, {late} MiB at the end")
-    assert late <= early + 32, f"{early} MiB half way, {late} MiB at the end"
+    assert late <= early + 8, f"{early} MiB half way, {late} MiB at the end"
     subject.wait_until_nothing_is_held()
