@@ -37,6 +37,8 @@ pub(crate) trait Packing {
     const AFFINE: bool = false;
     /// What is taken from q.
     const OFFSET: u8 = 0;
+    /// The largest q.
+    const MOST: u8;
 
     /// Bytes of one scale.
     const SCALE: usize = if Self::HALF { 2 } else { 4 };
@@ -56,26 +58,32 @@ pub(crate) struct Q4K;
 pub(crate) struct Q6K;
 
 impl Packing for Q4_0 {
+    const MOST: u8 = 15;
     const NIBBLES: bool = true;
     const OFFSET: u8 = 8;
 }
 impl Packing for Q4_1 {
+    const MOST: u8 = 15;
     const NIBBLES: bool = true;
     const AFFINE: bool = true;
 }
 impl Packing for Q5_0 {
+    const MOST: u8 = 31;
     const OFFSET: u8 = 16;
 }
 impl Packing for Q8_0 {
+    const MOST: u8 = 255;
     const OFFSET: u8 = 128;
 }
 /// A group's scale is a product of the file's two: too long for f16.
 impl Packing for Q4K {
+    const MOST: u8 = 15;
     const NIBBLES: bool = true;
     const AFFINE: bool = true;
     const HALF: bool = false;
 }
 impl Packing for Q6K {
+    const MOST: u8 = 63;
     const GROUPS: usize = 2;
     const HALF: bool = false;
     const OFFSET: u8 = 32;

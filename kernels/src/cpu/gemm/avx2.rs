@@ -1,11 +1,13 @@
 //! Products with AVX2: int8 by `vpmaddubsw`, plain types by f32 FMA.
 //!
 //! `vpmaddubsw` multiplies unsigned with signed bytes and adds neighbours in 16
-//! bits, saturating. Nibbles are at most 15 and activations 127, so even eight
-//! such sums stay below 2¹⁵ (8 · 2 · 15 · 127 = 30,480). Five and six bits stay
-//! within one (2 · 63 · 127 = 16,002). Eight bits would not (2 · 255 · 127), so
-//! there the weight's sign moves to the activation: |w| ≤ 128, and
-//! 2 · 128 · 127 = 32,512 fits.
+//! bits, saturating. Activations are at most 127, so eight such sums of nibbles
+//! stay below 2¹⁵ (8 · 2 · 15 · 127 = 30,480), four of five bits (31,496), two
+//! of six (32,004). Eight bits would not even fit once (2 · 255 · 127), so there
+//! the weight's sign moves to the activation: |w| ≤ 128, and 2 · 128 · 127 =
+//! 32,512 fits.
+
+mod slab;
 
 use std::arch::x86_64::*;
 
@@ -25,27 +27,20 @@ const PLAIN_TILE: usize = 6;
 pub(super) unsafe fn quantised<P: Packing>(panel: &[u8], x: Input<'_, QBlock>, out: Output) {
     assert_eq!(panel.len(), x.stride * P::BYTES, "blocks of the panel and of the rows");
     assert!(x.data.len() >= x.rows * x.stride, "rows of the input");
-    let mut row = 0;
-    while row < x.rows {
-        // One row or two take all 16 outputs at once; more take 8 and then 8,
-        // for which all sums fit in registers.
-        // SAFETY: the panel has `stride` blocks, as many as each row of the
-        // input, and rows `row..row + R` exist; the rest is the caller's promise.
-        unsafe {
-            match x.rows - row {
-                1 => tile::<P, 1, 2>(panel, x, row, 0, out),
-                2 => tile::<P, 2, 2>(panel, x, row, 0, out),
-                3 => {
-                    tile::<P, 3, 1>(panel, x, row, 0, out);
-                    tile::<P, 3, 1>(panel, x, row, 8, out);
-                }
-                _ => {
-                    tile::<P, 4, 1>(panel, x, row, 0, out);
-                    tile::<P, 4, 1>(panel, x, row, 8, out);
-                }
+    // SAFETY: the panel has `stride` blocks, as many as each row of the input,
+    // and rows `row..x.rows` exist; the rest is the caller's promise.
+    unsafe {
+        let row = slab::quantised::<P>(panel, x, out);
+        match x.rows - row {
+            0 => (),
+            1 => tile::<P, 1, 2>(panel, x, row, 0, out),
+            2 => tile::<P, 2, 2>(panel, x, row, 0, out),
+            // 8 outputs and then 8: so all sums fit in registers.
+            _ => {
+                tile::<P, 3, 1>(panel, x, row, 0, out);
+                tile::<P, 3, 1>(panel, x, row, 8, out);
             }
         }
-        row += 4;
     }
 }
 
@@ -78,20 +73,7 @@ unsafe fn tile<P: Packing, const R: usize, const V: usize>(
                 let d = scales::<P, V>(block, group, lane);
                 let m = if P::AFFINE { scales::<P, V>(block, P::GROUPS + group, lane) } else { d };
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let scale = _mm256_set1_ps((*rows[r]).scale);
-                    let sum = (*rows[r]).group_sum(group, P::GROUPS);
-                    for (v, total) in sums.iter_mut().enumerate() {
-                        let dot = _mm256_cvtepi32_ps(dots[r][v]);
-                        *total = if P::AFFINE {
-                            let with_min = _mm256_fmadd_ps(m[v], _mm256_set1_ps(sum), *total);
-                            _mm256_fmadd_ps(d[v], _mm256_mul_ps(dot, scale), with_min)
-                        } else if signed::<P>() {
-                            _mm256_fmadd_ps(d[v], _mm256_mul_ps(dot, scale), *total)
-                        } else {
-                            let offset = _mm256_set1_ps(f32::from(P::OFFSET) * sum);
-                            _mm256_fmadd_ps(d[v], _mm256_fmsub_ps(dot, scale, offset), *total)
-                        };
-                    }
+                    add_block::<P, V>(sums, &dots[r], &d, &m, rows[r], group);
                 }
             }
         }
@@ -102,9 +84,46 @@ unsafe fn tile<P: Packing, const R: usize, const V: usize>(
     }
 }
 
+/// Adds a group's dot products to a row's totals, with the scales that they
+/// were taken without.
+///
+/// # Safety
+/// `row` points to a block.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_block<P: Packing, const V: usize>(
+    totals: &mut [__m256; V],
+    dots: &[__m256i; V],
+    d: &[__m256; V],
+    m: &[__m256; V],
+    row: *const QBlock,
+    group: usize,
+) {
+    // SAFETY: the caller's promise.
+    let (scale, sum) = unsafe { ((*row).scale, (*row).group_sum(group, P::GROUPS)) };
+    let scale = _mm256_set1_ps(scale);
+    for (v, total) in totals.iter_mut().enumerate() {
+        let dot = _mm256_cvtepi32_ps(dots[v]);
+        *total = if P::AFFINE {
+            let with_min = _mm256_fmadd_ps(m[v], _mm256_set1_ps(sum), *total);
+            _mm256_fmadd_ps(d[v], _mm256_mul_ps(dot, scale), with_min)
+        } else if signed::<P>() {
+            _mm256_fmadd_ps(d[v], _mm256_mul_ps(dot, scale), *total)
+        } else {
+            let offset = _mm256_set1_ps(f32::from(P::OFFSET) * sum);
+            _mm256_fmadd_ps(d[v], _mm256_fmsub_ps(dot, scale, offset), *total)
+        };
+    }
+}
+
 /// Whether q minus its offset is multiplied as a signed byte.
 const fn signed<P: Packing>() -> bool {
     P::OFFSET == 128
+}
+
+/// How many sums of `vpmaddubsw` 16 bits hold.
+const fn sums_of_16_bits<P: Packing>() -> usize {
+    if signed::<P>() { 1 } else { i16::MAX as usize / (2 * 127 * P::MOST as usize) }
 }
 
 /// Σ q·x over a block's 32 inputs, q in nibbles.

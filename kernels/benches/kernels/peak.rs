@@ -1,0 +1,143 @@
+//! What this machine's processor can do at most, measured.
+
+#![allow(unsafe_code, reason = "the instructions whose rate is a peak")]
+
+use std::{hint::black_box, sync::OnceLock};
+
+use forkpoint_kernels::cpu::Path;
+
+use crate::seconds;
+
+/// A rate that no kernel can exceed.
+pub(crate) trait Peak {
+    /// What it is the peak of.
+    fn name(&self) -> &'static str;
+
+    /// Measures it now: products or bytes a second, on one thread.
+    fn rate(&self) -> f64;
+}
+
+/// Products of bytes.
+pub(crate) struct Dots(pub(crate) Path);
+/// Products of f32.
+pub(crate) struct Multiplies(pub(crate) Path);
+/// Bytes read from memory.
+pub(crate) struct Reads;
+
+/// Turns of a peak's loop: about 2 ms.
+const TURNS: usize = 500_000;
+/// Independent sums in a loop: more than an instruction's latency.
+const CHAINS: usize = 10;
+
+impl Peak for Dots {
+    fn name(&self) -> &'static str {
+        "the int8 peak"
+    }
+
+    fn rate(&self) -> f64 {
+        timed(match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => (32, x86::maddubs as unsafe fn()),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => (64, x86::dpbusd),
+            path => unreachable!("no peak of {}", path.name()),
+        })
+    }
+}
+
+impl Peak for Multiplies {
+    fn name(&self) -> &'static str {
+        "the f32 peak"
+    }
+
+    fn rate(&self) -> f64 {
+        timed(match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => (8, x86::fma256 as unsafe fn()),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => (16, x86::fma512),
+            path => unreachable!("no peak of {}", path.name()),
+        })
+    }
+}
+
+/// Products a second of a loop that does so many in an instruction.
+fn timed((lanes, run): (usize, unsafe fn())) -> f64 {
+    // SAFETY: it is the loop of a path that this processor has.
+    let time = seconds(|| unsafe { run() });
+    (TURNS * CHAINS * lanes) as f64 / time
+}
+
+impl Peak for Reads {
+    fn name(&self) -> &'static str {
+        "the read bandwidth"
+    }
+
+    fn rate(&self) -> f64 {
+        // Beyond the last cache.
+        static DATA: OnceLock<Vec<u64>> = OnceLock::new();
+        let data = DATA.get_or_init(|| (0..12 << 20).collect());
+        let mut sums = [0u64; 16];
+        let time = seconds(|| {
+            for chunk in data.as_chunks::<16>().0 {
+                for (sum, v) in sums.iter_mut().zip(chunk) {
+                    *sum ^= v;
+                }
+            }
+        });
+        black_box(sums);
+        size_of_val(data.as_slice()) as f64 / time
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    use super::{CHAINS, TURNS};
+
+    /// Keeps a chain's vectors in registers and the compiler from foreseeing them.
+    macro_rules! chains {
+        ($zero:expr, $one:ident => $next:expr, $a:expr) => {{
+            let a = black_box($a);
+            let mut sums = [black_box($zero); CHAINS];
+            for _ in 0..TURNS {
+                for sum in &mut sums {
+                    let $one = *sum;
+                    *sum = $next(a, $one);
+                }
+            }
+            black_box(sums);
+        }};
+    }
+
+    /// # Safety
+    /// The processor has AVX2.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn maddubs() {
+        // The result feeds the next: 10 chains hide the latency.
+        chains!(_mm256_setzero_si256(), sum => |a, sum| _mm256_maddubs_epi16(a, sum), _mm256_set1_epi8(3));
+    }
+
+    /// # Safety
+    /// The processor has FMA.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn fma256() {
+        chains!(_mm256_setzero_ps(), sum => |a, sum| _mm256_fmadd_ps(a, a, sum), _mm256_set1_ps(1e-3));
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 F and VNNI.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub(super) unsafe fn dpbusd() {
+        chains!(_mm512_setzero_si512(), sum => |a, sum| _mm512_dpbusd_epi32(sum, a, a), _mm512_set1_epi8(3));
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 F.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn fma512() {
+        chains!(_mm512_setzero_ps(), sum => |a, sum| _mm512_fmadd_ps(a, a, sum), _mm512_set1_ps(1e-3));
+    }
+}
