@@ -39,10 +39,12 @@ pub mod cpu;
 mod error;
 mod format;
 mod map;
+mod quantize;
 
 pub use error::KernelError;
 pub use format::{Format, HostMatrix};
 pub use map::MappedFile;
+pub use quantize::quantize;
 
 /// Tokens in a page of keys and values.
 pub const PAGE_TOKENS: usize = 16;
@@ -65,19 +67,60 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Pages in the arena.
     pub pages: usize,
+    /// How its numbers are kept.
+    pub precision: KvPrecision,
 }
 
 impl KvShape {
-    /// Bytes of one page over all layers: bf16 keys and values.
+    /// Bytes of one page over all layers, keys and values.
     #[must_use]
-    pub const fn page_bytes(&self) -> usize {
-        PAGE_TOKENS * self.token_bytes()
+    pub fn page_bytes(&self) -> usize {
+        let numbers = self.head_dim * PAGE_TOKENS;
+        // Scales are bf16: one a token, or two a token and group of 32.
+        let bytes = match self.precision {
+            KvPrecision::Bf16 => 2 * numbers,
+            KvPrecision::Int8 => numbers + 2 * PAGE_TOKENS,
+            KvPrecision::Int4 => numbers / 2 + 4 * PAGE_TOKENS * self.head_dim.div_ceil(32),
+        };
+        2 * self.layers * self.heads * bytes
     }
+}
 
-    /// Bytes of one token over all layers.
+/// How an arena keeps keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum KvPrecision {
+    /// 16 bits a number.
+    #[default]
+    Bf16,
+    /// 8 bits, and a scale for each token and head.
+    Int8,
+    /// 4 bits, and a step and a minimum for each token and 32 dimensions.
+    Int4,
+}
+
+impl KvPrecision {
+    /// All of them, the most precise first.
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::Int8, Self::Int4];
+
+    /// The word for it in flags and files.
     #[must_use]
-    pub const fn token_bytes(&self) -> usize {
-        2 * 2 * self.layers * self.heads * self.head_dim
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+}
+
+impl std::str::FromStr for KvPrecision {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|precision| precision.name() == word)
+            .ok_or_else(|| format!("must be bf16, int8 or int4, got {word:?}"))
     }
 }
 
@@ -236,7 +279,8 @@ pub trait Backend {
     /// Turns each head of row `i` by `positions[i]`.
     fn rope(&mut self, x: &mut Self::Rows, positions: &[u32], rope: &Rope);
 
-    /// Writes row `i`'s key and value to `slots[i]` of a layer, as bf16.
+    /// Writes row `i`'s key and value to `slots[i]` of a layer, in the arena's
+    /// precision.
     fn store(&mut self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, slots: &[Slot]);
 
     /// Softmax attention of each row over its session's pages.

@@ -6,12 +6,12 @@ mod support;
 mod sessions;
 
 use forkpoint_kernels::{
-    Activation, Backend, HostMatrix, PAGE_TOKENS, Rope, RopePairing, SPLIT_TOKENS, cpu::Cpu,
+    Activation, Backend, HostMatrix, KvPrecision, PAGE_TOKENS, Rope, RopePairing, SPLIT_TOKENS, cpu::Cpu,
 };
 use sessions::{Bench, Garbage, Session, Shape};
 use support::{FORMATS, Random, all, linear, matrix_bytes, paths, rows};
 
-const SMOL: Shape = Shape { heads: 9, kv_heads: 3, head_dim: 64, window: None };
+const SMOL: Shape = Shape { heads: 9, kv_heads: 3, head_dim: 64, window: None, precision: KvPrecision::Bf16 };
 
 #[test]
 fn products_do_not_depend_on_the_batch() {
@@ -87,7 +87,8 @@ fn rowwise_operations_do_not_depend_on_the_batch() {
 fn close(got: &[f32], exact: &[(f64, f64)], what: &str) {
     for (i, (&got, &(exact, bound))) in got.iter().zip(exact).enumerate() {
         let error = (f64::from(got) - exact).abs();
-        assert!(error <= bound, "{what}, number {i}: {got} against {exact}, {error:e} > {bound:e}");
+        // Weights below 2⁻¹²⁶ are none to f32.
+        assert!(error <= bound + 1e-30, "{what}, number {i}: {got} against {exact}, {error:e} > {bound:e}");
     }
 }
 
@@ -106,7 +107,7 @@ fn attention_agrees_with_f64() {
             (16, 2, 64),
         ] {
             for window in [None, Some(1), Some(700)] {
-                let shape = Shape { heads, kv_heads, head_dim, window };
+                let shape = Shape { heads, kv_heads, head_dim, window, ..SMOL };
                 let mut bench = Bench::new(path, 2, shape, Garbage::NotANumber);
                 let tokens = 1091;
                 let session = bench.session(tokens);
@@ -125,6 +126,23 @@ fn attention_agrees_with_f64() {
     }
 }
 
+#[test]
+fn packed_keys_and_values_are_read_as_they_were_rounded() {
+    for path in paths() {
+        for precision in [KvPrecision::Int8, KvPrecision::Int4] {
+            for (heads, kv_heads, head_dim) in [(9, 3, 64), (4, 1, 48), (2, 2, 16), (3, 3, 128)] {
+                let shape = Shape { heads, kv_heads, head_dim, precision, ..SMOL };
+                let mut bench = Bench::new(path, 2, shape, Garbage::NotANumber);
+                let session = bench.session(700);
+                let out = bench.attend(&[(&session, 690..700)], &[(1, 0)]).remove(0);
+                for (out, token) in out.chunks(heads * head_dim).zip(690..) {
+                    close(out, &bench.exact(&session, token), &format!("{path:?} {shape:?} token {token}"));
+                }
+            }
+        }
+    }
+}
+
 /// Every token's attention, all at once, on one thread.
 fn whole(bench: &mut Bench, session: &Session) -> Vec<f32> {
     let tokens = bench.tokens(session);
@@ -134,8 +152,13 @@ fn whole(bench: &mut Bench, session: &Session) -> Vec<f32> {
 #[test]
 fn chunks_of_a_prefill_are_the_whole() {
     for path in paths() {
-        for window in [None, Some(600)] {
-            let shape = Shape { window, ..SMOL };
+        for (window, precision) in [
+            (None, KvPrecision::Bf16),
+            (Some(600), KvPrecision::Bf16),
+            (None, KvPrecision::Int8),
+            (Some(600), KvPrecision::Int4),
+        ] {
+            let shape = Shape { window, precision, ..SMOL };
             let mut bench = Bench::new(path, 1, shape, Garbage::Huge);
             let tokens = 2 * SPLIT_TOKENS + 77;
             let session = bench.session(tokens);
@@ -143,7 +166,9 @@ fn chunks_of_a_prefill_are_the_whole() {
             for threads in [1, 2, 3] {
                 let mut bench = Bench::new(path, threads, shape, Garbage::NotANumber);
                 let session = bench.session(tokens);
-                for chunk in [1, 3, 16, 64, 512] {
+                // Each call unpacks all pages before its rows: few calls, then.
+                let packed = precision != KvPrecision::Bf16;
+                for chunk in [1, 3, 16, 64, 512].into_iter().filter(|&chunk| !packed || chunk >= 64) {
                     let got: Vec<f32> = (0..tokens)
                         .step_by(chunk)
                         .flat_map(|start| {
@@ -151,7 +176,7 @@ fn chunks_of_a_prefill_are_the_whole() {
                             bench.attend(&[(&session, range)], &[(1, 0)]).remove(0)
                         })
                         .collect();
-                    assert!(got == once, "{path:?}, {window:?}, chunks of {chunk}, {threads} threads");
+                    assert!(got == once, "{path:?}, {shape:?}, chunks of {chunk}, {threads} threads");
                 }
             }
         }
@@ -161,9 +186,17 @@ fn chunks_of_a_prefill_are_the_whole() {
 #[test]
 fn forks_in_a_group_are_forks_alone() {
     for path in paths() {
-        for (window, prefix) in [(None, 40), (None, 513), (None, 1300), (Some(300), 1300), (Some(30), 513)] {
+        for (window, prefix, precision) in [
+            (None, 40, KvPrecision::Bf16),
+            (None, 513, KvPrecision::Bf16),
+            (None, 1300, KvPrecision::Bf16),
+            (Some(300), 1300, KvPrecision::Bf16),
+            (Some(30), 513, KvPrecision::Bf16),
+            (None, 1300, KvPrecision::Int8),
+            (Some(300), 1300, KvPrecision::Int4),
+        ] {
             for threads in [1, 2] {
-                let shape = Shape { window, ..SMOL };
+                let shape = Shape { window, precision, ..SMOL };
                 let mut bench = Bench::new(path, threads, shape, Garbage::NotANumber);
                 let parent = bench.session(prefix);
                 let lengths = [1, 24, 3, 17, 1, 50, 2, 130];

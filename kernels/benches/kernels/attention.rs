@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use forkpoint_kernels::{
-    Attention, AttentionBatch, Backend, Group, KvShape, PAGE_TOKENS, Slot, Span,
+    Attention, AttentionBatch, Backend, Group, KvPrecision, KvShape, PAGE_TOKENS, Slot, Span,
     cpu::{Cpu, Path},
 };
 
@@ -25,7 +25,15 @@ pub(crate) fn run(path: Path) {
     for keys in [512, 4096] {
         let mut cpu = Cpu::with_path(path, 1).unwrap();
         let pages = keys / PAGE_TOKENS;
-        let mut kv = cpu.kv(KvShape { layers: LAYERS, heads: kv_heads, head_dim: dim, pages }).unwrap();
+        let mut kv = cpu
+            .kv(KvShape {
+                layers: LAYERS,
+                heads: kv_heads,
+                head_dim: dim,
+                pages,
+                precision: KvPrecision::Bf16,
+            })
+            .unwrap();
         let table: Vec<u32> = (0..pages as u32).rev().collect();
         let slots: Vec<Slot> = (0..keys)
             .map(|p| Slot { page: table[p / PAGE_TOKENS], offset: (p % PAGE_TOKENS) as u32 })

@@ -1,14 +1,18 @@
 //! The arena of key and value pages.
 //!
-//! `[layer][page][head]{K, V}`, bf16. A head's keys in a page are
-//! `[D/2][16 tokens][2]`, its values `[8 token pairs][D][2]`: in either, a
-//! 32-bit lane holds two neighbours of the dimension that is summed over, so one
-//! load serves two steps of a dot product for 16 tokens or dimensions.
+//! `[layer][page][head]{K, V}`. In bf16 a head's keys in a page are `[D/2][16
+//! tokens][2]`, its values `[8 token pairs][D][2]`: in either, a 32-bit lane
+//! holds two neighbours of the dimension that is summed over, so one load serves
+//! two steps of a dot product for 16 tokens or dimensions. In fewer bits they are
+//! [`packed`], and unpacked to the same lanes before they are read.
+
+mod packed;
 
 use half::bf16;
 
-use super::{Rows, arena::Arena};
-use crate::{KernelError, KvShape, PAGE_TOKENS, PageId, Slot};
+use self::packed::Side;
+use super::{Path, Rows, arena::Arena};
+use crate::{KernelError, KvPrecision, KvShape, PAGE_TOKENS, PageId, Slot};
 
 /// Pages of keys and values.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ impl Kv {
             .layers
             .checked_mul(shape.pages)
             .and_then(|n| n.checked_mul(shape.heads))
-            .and_then(|n| n.checked_mul(2 * PAGE_TOKENS * dim))
+            .and_then(|n| n.checked_mul(2 * packed::numbers(shape.precision, dim)))
             .unwrap_or(usize::MAX);
         Ok(Self { shape, data: Arena::new(numbers)? })
     }
@@ -42,9 +46,34 @@ impl Kv {
         self.shape
     }
 
-    /// Numbers of one head's keys in a page, and of its values.
+    /// u16 of one head's keys in a page, and of its values.
     fn head_numbers(&self) -> usize {
-        PAGE_TOKENS * self.shape.head_dim
+        packed::numbers(self.shape.precision, self.shape.head_dim)
+    }
+
+    /// 32-bit lanes of one head's keys in a page, and of its values.
+    pub(super) fn lanes(&self) -> usize {
+        PAGE_TOKENS * self.shape.head_dim / 2
+    }
+
+    /// Whether pages must be unpacked before a kernel reads them.
+    pub(super) fn is_packed(&self) -> bool {
+        self.shape.precision != KvPrecision::Bf16
+    }
+
+    /// Unpacks a head's keys and values in a page, each to `lanes` pairs of bf16.
+    pub(super) fn unpack(
+        &self,
+        path: Path,
+        layer: usize,
+        page: PageId,
+        head: usize,
+        keys: &mut [u32],
+        values: &mut [u32],
+    ) {
+        let (k, v) = self.head(layer, page, head);
+        packed::unpack(path, self.shape.precision, Side::Keys, k, keys);
+        packed::unpack(path, self.shape.precision, Side::Values, v, values);
     }
 
     /// Where a head's keys start; its values follow.
@@ -76,7 +105,13 @@ impl Kv {
             assert!(offset < PAGE_TOKENS, "offset {offset} in a page");
             let (k, v) = (k.row(row), v.row(row));
             for head in 0..heads {
+                let precision = self.shape.precision;
                 let (keys, values) = self.head_mut(layer, slot.page, head);
+                if precision != KvPrecision::Bf16 {
+                    packed::store(precision, Side::Keys, keys, offset, &k[head * dim..][..dim]);
+                    packed::store(precision, Side::Values, values, offset, &v[head * dim..][..dim]);
+                    continue;
+                }
                 for (pair, k) in k[head * dim..][..dim].as_chunks::<2>().0.iter().enumerate() {
                     let at = (pair * PAGE_TOKENS + offset) * 2;
                     keys[at] = bf16::from_f32(k[0]).to_bits();
@@ -97,6 +132,11 @@ impl Kv {
             for head in 0..self.shape.heads {
                 let (from, to) = (self.start(layer, from, head), self.start(layer, to, head));
                 let data = self.data.as_mut_slice();
+                if self.shape.precision != KvPrecision::Bf16 {
+                    // The tokens that follow are written before they are read.
+                    data.copy_within(from..from + 2 * numbers, to);
+                    continue;
+                }
                 for pair in (0..numbers).step_by(2 * PAGE_TOKENS) {
                     data.copy_within(from + pair..from + pair + 2 * tokens, to + pair);
                 }
@@ -117,7 +157,8 @@ impl Kv {
 mod tests {
     use super::*;
 
-    const SHAPE: KvShape = KvShape { layers: 2, heads: 2, head_dim: 16, pages: 3 };
+    const SHAPE: KvShape =
+        KvShape { layers: 2, heads: 2, head_dim: 16, pages: 3, precision: KvPrecision::Bf16 };
 
     fn rows(tokens: usize, from: f32) -> Rows {
         let mut rows = Rows::new(tokens, 32);

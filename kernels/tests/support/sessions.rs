@@ -2,7 +2,7 @@
 #![allow(unreachable_pub, reason = "each test file is a crate")]
 
 use forkpoint_kernels::{
-    Attention, AttentionBatch, Backend, Group, KvShape, PAGE_TOKENS, PageId, Slot, Span,
+    Attention, AttentionBatch, Backend, Group, KvPrecision, KvShape, PAGE_TOKENS, PageId, Slot, Span,
     cpu::{Cpu, Kv, Path},
 };
 use half::bf16;
@@ -16,6 +16,7 @@ pub struct Shape {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub window: Option<u32>,
+    pub precision: KvPrecision,
 }
 
 /// What lies in an arena's pages where no token was written.
@@ -51,7 +52,8 @@ impl Bench {
         let mut cpu = Cpu::with_path(path, threads).unwrap();
         let pages = 400;
         let (heads, head_dim) = (shape.kv_heads, shape.head_dim);
-        let mut kv = cpu.kv(KvShape { layers: 2, heads, head_dim, pages }).unwrap();
+        let mut kv =
+            cpu.kv(KvShape { layers: 2, heads, head_dim, pages, precision: shape.precision }).unwrap();
         let bad = match garbage {
             Garbage::Zeros => 0.0,
             Garbage::Huge => bf16::MAX.to_f32(),
@@ -157,14 +159,13 @@ impl Bench {
         spans.iter().map(|s| out[s.row as usize * wide..(s.row + s.rows) as usize * wide].to_vec()).collect()
     }
 
-    /// The same of one token, in f64 from the bf16 keys and values; and by how
-    /// much f32 may miss each number.
+    /// The same of one token, in f64 from the keys and values as the arena keeps
+    /// them; and by how much f32 may miss each number.
     pub fn exact(&self, session: &Session, token: usize) -> Vec<(f64, f64)> {
         let (wide, narrow) = self.widths();
         let dim = self.shape.head_dim;
         let scale = f64::from(self.attention().scale);
         let first = self.shape.window.map_or(0, |w| (token + 1).saturating_sub(w as usize));
-        let number = |v: f32| bf16::from_f32(v).to_f64();
         let mut out = vec![(0.0, 0.0); wide];
         for head in 0..self.shape.heads {
             let kv_head = head * self.shape.kv_heads / self.shape.heads;
@@ -173,7 +174,8 @@ impl Bench {
             // A score, and the size of the terms that it is the sum of.
             let scores: Vec<(f64, f64)> = (first..=token)
                 .map(|key| {
-                    let terms = q.iter().zip(&session.k[at(key)..]).map(|(&q, &k)| f64::from(q) * number(k));
+                    let k = kept(self.shape.precision, &session.k[at(key)..][..dim]);
+                    let terms = q.iter().zip(k).map(|(&q, k)| f64::from(q) * k);
                     terms.fold((0.0, 0.0), |(sum, size), t| (sum + scale * t, size + scale * t.abs()))
                 })
                 .collect();
@@ -184,12 +186,38 @@ impl Bench {
             let loss = 1e-6 + size * 2f64.powi(-21);
             for (key, score) in (first..).zip(&scores) {
                 let weight = (score.0 - max).exp() / sum;
-                for (d, out) in out[head * dim..][..dim].iter_mut().enumerate() {
-                    let term = weight * number(session.v[at(key) + d]);
+                let values = kept(self.shape.precision, &session.v[at(key)..][..dim]);
+                for (out, v) in out[head * dim..][..dim].iter_mut().zip(values) {
+                    let term = weight * v;
                     *out = (out.0 + term, out.1 + term.abs() * loss);
                 }
             }
         }
         out
+    }
+}
+
+/// A head's key or value as an arena keeps it.
+fn kept(precision: KvPrecision, x: &[f32]) -> Vec<f64> {
+    let short = |v: f32| bf16::from_f32(v).to_f32();
+    // Half up, unlike a conversion.
+    let unpacked = |v: f32| f64::from(f32::from_bits(v.to_bits() + 0x8000 & 0xffff_0000));
+    let inverse = |v: f32| if v == 0.0 { 0.0 } else { 1.0 / v };
+    match precision {
+        KvPrecision::Bf16 => x.iter().map(|&x| f64::from(short(x))).collect(),
+        KvPrecision::Int8 => {
+            let scale = short(x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0);
+            let q = |x: f32| (x * inverse(scale)).round_ties_even().clamp(-127.0, 127.0);
+            x.iter().map(|&x| unpacked(q(x) * scale)).collect()
+        }
+        KvPrecision::Int4 => {
+            let group = |x: &[f32]| -> Vec<f64> {
+                let (low, high) = x.iter().fold((f32::MAX, f32::MIN), |(l, h), &x| (l.min(x), h.max(x)));
+                let (step, low) = (short((high - low) / 15.0), short(low));
+                let q = |x: f32| ((x - low) * inverse(step)).round_ties_even().clamp(0.0, 15.0);
+                x.iter().map(|&x| unpacked(q(x) * step + low)).collect()
+            };
+            x.chunks(32).flat_map(group).collect()
+        }
     }
 }

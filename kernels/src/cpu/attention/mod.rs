@@ -28,7 +28,7 @@ use super::{
     Kv, Path, Rows,
     pool::{Parts, Pool, share},
 };
-use crate::{Attention, AttentionBatch, PAGE_TOKENS, SPLIT_TOKENS, Span};
+use crate::{Attention, AttentionBatch, PAGE_TOKENS, PageId, SPLIT_TOKENS, Span};
 
 /// The largest head that the kernels take.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
@@ -94,6 +94,39 @@ struct ThreadScratch {
     /// A block's merged results.
     states: Vec<f32>,
     tile: Tile,
+    unpacked: Unpacked,
+}
+
+/// The pages of one head and split as the kernels read them, where the arena
+/// packs them: unpacked once for all tiles of a block.
+#[derive(Debug, Default)]
+struct Unpacked {
+    /// Which page lies in each place.
+    pages: [Option<PageId>; SPLIT_PAGES],
+    /// `[place]{keys, values}`, two bf16 to a lane.
+    lanes: Vec<u32>,
+}
+
+impl Unpacked {
+    /// Page `id` of a layer and head, in a place of the split.
+    fn get(
+        &mut self,
+        path: Path,
+        kv: &Kv,
+        layer: usize,
+        head: usize,
+        place: usize,
+        id: PageId,
+    ) -> [*const u16; 2] {
+        let lanes = kv.lanes();
+        self.lanes.resize(self.lanes.len().max(SPLIT_PAGES * 2 * lanes), 0);
+        let (keys, values) = self.lanes[place * 2 * lanes..][..2 * lanes].split_at_mut(lanes);
+        if self.pages[place] != Some(id) {
+            kv.unpack(path, layer, id, head, keys, values);
+            self.pages[place] = Some(id);
+        }
+        [keys.as_ptr().cast(), values.as_ptr().cast()]
+    }
 }
 
 /// A softmax so far, `[maximum, sum, D weighted values]`: unnormalised, scores
@@ -125,6 +158,7 @@ fn finish(state: &[f32], out: &mut [f32]) {
 
 /// What every task of a call reads.
 struct Call<'a> {
+    path: Path,
     attention: &'a Attention,
     q: &'a Rows,
     kv: &'a Kv,
@@ -157,6 +191,7 @@ pub(crate) fn attend(
     let Scratch { rows, blocks, threads, partials } = scratch;
     threads.resize_with(threads.len().max(pool.threads()), ThreadScratch::default);
     let call = Call {
+        path,
         attention,
         q,
         kv,
@@ -347,7 +382,9 @@ impl Call<'_> {
         split: usize,
         mut take: impl FnMut(usize, &Row, &[f32]),
     ) {
-        let ThreadScratch { queries, tile, .. } = scratch;
+        let ThreadScratch { queries, tile, unpacked, .. } = scratch;
+        // What lies there is another split's, head's or layer's.
+        unpacked.pages = [None; SPLIT_PAGES];
         let rows = &self.rows[block.rows.clone()];
         let count = rows.len() * self.per_head;
         let mut start = 0;
@@ -367,7 +404,14 @@ impl Call<'_> {
             }
             if let Some(pages) = tile.pages() {
                 let table = &self.table[row.pages + split * SPLIT_PAGES..];
-                tile.load(&table[..pages.end], pages.start, |page| self.kv.head(self.layer, page, head));
+                tile.load(&table[..pages.end], pages.start, |place, page| {
+                    if self.kv.is_packed() {
+                        let [keys, values] = unpacked.get(self.path, self.kv, self.layer, head, place, page);
+                        return (keys, values);
+                    }
+                    let (keys, values) = self.kv.head(self.layer, page, head);
+                    (keys.as_ptr(), values.as_ptr())
+                });
                 tile.compute::<K>(self.dim);
                 for (i, state) in tile.states(self.dim) {
                     take(start + i, &rows[(start + i) / self.per_head], state);

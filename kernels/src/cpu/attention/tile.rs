@@ -117,17 +117,17 @@ impl Tile {
         pages.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
     }
 
-    /// Looks up the split's pages from page `first` on.
-    pub(super) fn load<'a>(
+    /// Looks up the split's pages from page `first` on: `page` gives the keys and
+    /// values of the split's page `i`.
+    pub(super) fn load(
         &mut self,
         table: &[PageId],
         first: usize,
-        page: impl Fn(PageId) -> (&'a [u16], &'a [u16]),
+        mut page: impl FnMut(usize, PageId) -> (*const u16, *const u16),
     ) {
         (self.first, self.end) = (first, table.len());
         for (i, &id) in table.iter().enumerate().skip(first) {
-            let (keys, values) = page(id);
-            (self.key_pages[i], self.value_pages[i]) = (keys.as_ptr(), values.as_ptr());
+            (self.key_pages[i], self.value_pages[i]) = page(i, id);
         }
     }
 
