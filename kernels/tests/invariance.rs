@@ -9,7 +9,7 @@ use forkpoint_kernels::{
     Activation, Backend, HostMatrix, KvPrecision, PAGE_TOKENS, Rope, RopePairing, SPLIT_TOKENS, cpu::Cpu,
 };
 use sessions::{Bench, Garbage, Session, Shape};
-use support::{FORMATS, Random, all, linear, matrix_bytes, paths, rows};
+use support::{FORMATS, Random, all, linear, linear_fine, matrix_bytes, paths, rows};
 
 const SMOL: Shape = Shape { heads: 9, kv_heads: 3, head_dim: 64, window: None, precision: KvPrecision::Bf16 };
 
@@ -25,6 +25,7 @@ fn products_do_not_depend_on_the_batch() {
             let mut single = Cpu::with_path(path, 1).unwrap();
             let matrix = single.matrix(&source).unwrap();
             let alone: Vec<f32> = x.chunks(k).flat_map(|x| linear(&mut single, &matrix, x)).collect();
+            let fine: Vec<f32> = x.chunks(k).flat_map(|x| linear_fine(&mut single, &matrix, x)).collect();
             for threads in [1, 2, 3] {
                 let mut cpu = Cpu::with_path(path, threads).unwrap();
                 let matrix = cpu.matrix(&source).unwrap();
@@ -34,6 +35,11 @@ fn products_do_not_depend_on_the_batch() {
                         assert!(
                             y == alone[i * m * n..][..y.len()],
                             "{path:?} {format}, {m} rows, {threads} threads"
+                        );
+                        let y = linear_fine(&mut cpu, &matrix, x);
+                        assert!(
+                            y == fine[i * m * n..][..y.len()],
+                            "{path:?} {format}, {m} rows, {threads} threads, fine"
                         );
                     }
                 }

@@ -5,7 +5,7 @@ mod support;
 use forkpoint_kernels::{
     Activation, Backend, Format, HostMatrix, KernelError, Rope, RopePairing, cpu::Cpu, cpu::Path,
 };
-use support::{FORMATS, Random, all, linear, matrix_bytes, paths, rows, weights};
+use support::{FORMATS, Random, all, linear, linear_fine, matrix_bytes, paths, rows, weights};
 
 /// Activations as the integer kernels see them: int8 per 32, times a scale.
 fn quantised(x: &[f32]) -> Vec<f64> {
@@ -61,6 +61,65 @@ fn products_agree_with_f64() {
                                     .sum()
                             };
                             assert!((f64::from(y) - truth).abs() <= bound + loss, "{path:?} {format}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Activations as two int8 per number: the second for what the first rounds off.
+fn quantised_twice(x: &[f32]) -> Vec<f64> {
+    let coarse = quantised(x);
+    // The kernels take the rest of an f32 product, so it is one here.
+    let rest: Vec<f32> = x.iter().zip(&coarse).map(|(x, &c)| x - c as f32).collect();
+    coarse.iter().zip(quantised(&rest)).map(|(a, b)| a + b).collect()
+}
+
+#[test]
+fn fine_products_agree_with_f64_and_the_reference() {
+    let mut random = Random(8);
+    for path in paths() {
+        let mut cpu = Cpu::with_path(path, 2).unwrap();
+        let mut reference = Cpu::with_path(Path::Scalar, 1).unwrap();
+        for format in FORMATS {
+            for (n, blocks) in [(1, 1), (15, 2), (16, 3), (17, 1), (100, 2)] {
+                let plain = format.block() == 1;
+                let k = if plain { [1, 7, 40][blocks - 1] } else { format.block().max(32) * blocks };
+                let data = matrix_bytes(format, n, k, &mut random);
+                let source = HostMatrix::new(format, n, k, &data).unwrap();
+                let matrix = cpu.matrix(&source).unwrap();
+                for m in [1, 2, 3, 4, 5, 7, 8, 9, 13, 70] {
+                    let x = random.activations(m * k);
+                    let y = linear_fine(&mut cpu, &matrix, &x);
+                    let scalar = linear_fine(&mut reference, &matrix, &x);
+                    if plain {
+                        assert_eq!(y, linear(&mut cpu, &matrix, &x), "{path:?} {format}: nothing to refine");
+                    }
+                    for (i, x) in x.chunks(k).enumerate() {
+                        let seen: Vec<f64> =
+                            if plain { x.iter().map(|&v| v.into()).collect() } else { quantised_twice(x) };
+                        let size: f64 = seen.iter().map(|x| x.abs()).sum();
+                        for j in 0..n {
+                            let (y, scalar) = (f64::from(y[i * n + j]), f64::from(scalar[i * n + j]));
+                            let w = weights(&source, j);
+                            let exact: f64 = w.iter().zip(&seen).map(|(w, x)| w * x).sum();
+                            // Rounding of f32 sums: some units of the largest terms.
+                            let bound = 2e-6 * w.iter().fold(0.0f64, |a, w| a.max(w.abs())) * size;
+                            let place = format!("{path:?} {format} {n}x{k}, row {i} of {m}, output {j}");
+                            assert!((y - exact).abs() <= bound, "{place}: {y} against {exact}");
+                            assert!((y - scalar).abs() <= 2.0 * bound, "{place}: {y} against {scalar}");
+                            // Half a step of the rest's scale: its largest is half a step
+                            // of the first, a 127th of the block's largest.
+                            let truth: f64 = w.iter().zip(x).map(|(w, &x)| w * f64::from(x)).sum();
+                            let step = |x: &[f32]| x.iter().fold(0.0f32, |a, v| a.max(v.abs())) / 127.0;
+                            let of_block = |(w, x): (&[f64], &[f32])| {
+                                f64::from(step(x)) / 508.0 * 1.01 * w.iter().map(|w| w.abs()).sum::<f64>()
+                            };
+                            let loss: f64 =
+                                if plain { 0.0 } else { w.chunks(32).zip(x.chunks(32)).map(of_block).sum() };
+                            assert!((y - truth).abs() <= bound + loss, "{place}: {y} is far from {truth}");
                         }
                     }
                 }

@@ -6,6 +6,8 @@
 
 mod arena;
 mod attention;
+#[cfg(all(target_arch = "x86_64", feature = "emulate-avx512"))]
+mod emulated;
 mod gemm;
 mod kv;
 mod path;
@@ -20,6 +22,12 @@ pub use path::Path;
 pub use rows::Rows;
 pub use weights::Matrix;
 
+#[cfg(all(target_arch = "x86_64", not(feature = "emulate-avx512")))]
+use std::arch::x86_64 as avx512;
+
+// The AVX-512 kernels have their instructions from either.
+#[cfg(all(target_arch = "x86_64", feature = "emulate-avx512"))]
+use self::emulated as avx512;
 use self::{gemm::Rounding, pool::Pool, rowwise::Angles};
 use crate::{
     Activation, Attention, AttentionBatch, Backend, HostMatrix, KernelError, KvShape, PageId, Rope, Slot,

@@ -9,7 +9,8 @@ pub enum Path {
     Scalar,
     /// AVX2, FMA and F16C: x86-64-v3.
     Avx2,
-    /// AVX-512 F, BW, VL and VNNI.
+    /// AVX-512 F, BW, VL and VNNI. With the feature `emulate-avx512`, for tests,
+    /// plain Rust in their stead.
     Avx512,
 }
 
@@ -47,6 +48,7 @@ impl Path {
             match self {
                 Self::Scalar => true,
                 Self::Avx2 => avx2,
+                Self::Avx512 if cfg!(feature = "emulate-avx512") => avx2,
                 Self::Avx512 => {
                     avx2 && is_x86_feature_detected!("avx512f")
                         && is_x86_feature_detected!("avx512bw")
@@ -93,7 +95,7 @@ macro_rules! vectorised {
             }
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+            #[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl"))]
             fn avx512($($arg: $type),*) {
                 body($($arg),*)
             }
@@ -104,6 +106,7 @@ macro_rules! vectorised {
                 $crate::cpu::Path::Avx2 => unsafe { avx2($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
+                #[cfg_attr(feature = "emulate-avx512", expect(unused_unsafe, reason = "plain Rust stands in"))]
                 $crate::cpu::Path::Avx512 => unsafe { avx512($($arg),*) },
                 _ => body($($arg),*),
             }

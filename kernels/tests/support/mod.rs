@@ -99,13 +99,17 @@ pub fn matrix_bytes(format: Format, rows: usize, cols: usize, random: &mut Rando
 
 /// Runs `linear` of one matrix on row-major activations.
 pub fn linear(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
-    let mut rows = rows(cpu, x, matrix.inputs());
-    rows_of(cpu, &mut rows, matrix)
+    let x = rows(cpu, x, matrix.inputs());
+    let mut out = cpu.rows(x.len(), matrix.outputs());
+    cpu.linear(&x, &mut [(matrix, &mut out)]);
+    all(cpu, &out)
 }
 
-fn rows_of(cpu: &mut Cpu, x: &mut Rows, matrix: &Matrix) -> Vec<f32> {
+/// Runs `linear_fine` of one matrix on row-major activations.
+pub fn linear_fine(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    let x = rows(cpu, x, matrix.inputs());
     let mut out = cpu.rows(x.len(), matrix.outputs());
-    cpu.linear(x, &mut [(matrix, &mut out)]);
+    cpu.linear_fine(&x, &mut [(matrix, &mut out)]);
     all(cpu, &out)
 }
 

@@ -3,12 +3,10 @@
 //! As AVX2 does it; a page's 16 tokens are one vector of keys. Queries and weights stay f32:
 //! `vdpbf16ps` would round them.
 
-use std::arch::x86_64::*;
-
 use super::tile::{Kernels, SCORES};
 use crate::{
     PAGE_TOKENS,
-    cpu::{attention::MAX_HEAD_DIM, rowwise::EXP2},
+    cpu::{attention::MAX_HEAD_DIM, avx512::*, rowwise::EXP2},
 };
 
 pub(super) struct Avx512;
@@ -71,14 +69,14 @@ impl Kernels for Avx512 {
 
 /// The first of each lane's two bf16, as f32.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 fn even(pairs: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))
 }
 
 /// The second of each lane's two bf16, as f32.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 fn odd(pairs: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000u32.cast_signed())))
 }
@@ -87,7 +85,7 @@ fn odd(pairs: __m512i) -> __m512 {
 ///
 /// # Safety
 /// As for [`Kernels::scores`].
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 unsafe fn scores_of<const Q: usize, const P: usize>(
     dim: usize,
     queries: *const f32,
@@ -111,7 +109,7 @@ unsafe fn scores_of<const Q: usize, const P: usize>(
 /// # Safety
 /// As for [`Kernels::scores`].
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 unsafe fn scores_at<const Q: usize, const P: usize>(
     dim: usize,
     queries: *const f32,
@@ -146,7 +144,7 @@ unsafe fn scores_at<const Q: usize, const P: usize>(
 
 /// # Safety
 /// As for [`Kernels::softmax`].
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 unsafe fn softmax(scores: &mut [f32]) -> (f32, f32) {
     let chunks = scores.as_chunks_mut::<16>().0;
     let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
@@ -170,7 +168,7 @@ unsafe fn softmax(scores: &mut [f32]) -> (f32, f32) {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 fn lanes(v: __m512) -> [f32; 16] {
     let mut out = [0.0; 16];
     // SAFETY: 16 numbers.
@@ -180,7 +178,7 @@ fn lanes(v: __m512) -> [f32; 16] {
 
 /// `2^x` for x up to 0, exactly 0 below −126.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 fn exp2(x: __m512) -> __m512 {
     // Not "at least": what is not a number stays.
     let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
@@ -203,7 +201,7 @@ const NEAR: usize = 4;
 ///
 /// # Safety
 /// As for [`Kernels::values`]; `16 · W` divides `dim`.
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 unsafe fn values_of<const Q: usize, const W: usize>(
     dim: usize,
     weights: *const f32,
@@ -221,7 +219,7 @@ unsafe fn values_of<const Q: usize, const W: usize>(
 /// # Safety
 /// As for [`values_of`].
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 unsafe fn values_at<const Q: usize, const W: usize>(
     dim: usize,
     weights: *const f32,
@@ -270,7 +268,7 @@ unsafe fn values_at<const Q: usize, const W: usize>(
 
 /// # Safety
 /// As for [`Kernels::value`].
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
 unsafe fn value(dim: usize, weight: f32, pair: *const u16, second: bool, sums: *mut f32) {
     let weight = _mm512_set1_ps(weight);
     for d in (0..dim).step_by(16) {

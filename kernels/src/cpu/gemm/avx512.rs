@@ -4,10 +4,9 @@
 //! products of unsigned weights and signed activations to each in 32 bits, so
 //! nothing saturates.
 
-use std::arch::x86_64::*;
-
 use super::{Input, Output};
 use crate::cpu::{
+    avx512::*,
     quantise::QBlock,
     weights::{BLOCK, LANES, Packing},
 };
@@ -18,7 +17,7 @@ const TILE: usize = 8;
 /// # Safety
 /// The processor has AVX-512 F, BW, VL and VNNI; and as for [`Output::put`], for
 /// all of the input's rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 pub(super) unsafe fn quantised<P: Packing>(panel: &[u8], x: Input<'_, QBlock>, out: Output) {
     assert_eq!(panel.len(), x.stride * P::BYTES, "blocks of the panel and of the rows");
     assert!(x.data.len() >= x.rows * x.stride, "rows of the input");
@@ -43,7 +42,7 @@ pub(super) unsafe fn quantised<P: Packing>(panel: &[u8], x: Input<'_, QBlock>, o
 /// # Safety
 /// As for [`quantised`], with rows and blocks in bounds.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 unsafe fn tile<P: Packing, const R: usize>(
     panel: &[u8],
     x: Input<'_, QBlock>,
@@ -88,7 +87,7 @@ unsafe fn tile<P: Packing, const R: usize>(
 /// # Safety
 /// `block` and `rows` point to blocks, and `group` is one of the block's.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 unsafe fn dots<P: Packing, const R: usize>(
     block: *const u8,
     rows: [*const QBlock; R],
@@ -132,7 +131,7 @@ unsafe fn dots<P: Packing, const R: usize>(
 /// # Safety
 /// `row` points to a block and `input + 4 <= 32`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 unsafe fn broadcast(row: *const QBlock, input: usize) -> __m512i {
     // SAFETY: within the block's 32 bytes.
     unsafe { _mm512_set1_epi32((*row).q.as_ptr().add(input).cast::<i32>().read_unaligned()) }
@@ -143,7 +142,7 @@ unsafe fn broadcast(row: *const QBlock, input: usize) -> __m512i {
 /// # Safety
 /// `block` points to a packed block that has them.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 unsafe fn scales<P: Packing>(block: *const u8, group: usize) -> __m512 {
     // SAFETY: 16 scales start there.
     unsafe {
@@ -155,7 +154,7 @@ unsafe fn scales<P: Packing>(block: *const u8, group: usize) -> __m512 {
 /// # Safety
 /// As for [`Output::put`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 unsafe fn put(out: Output, row: usize, sums: __m512) {
     // SAFETY: a masked store touches the panel's outputs of the row alone, which
     // are the caller's promise.
@@ -217,7 +216,7 @@ impl Plain for Bf16 {
 /// # Safety
 /// The processor has AVX-512 F, BW and VL; and as for [`Output::put`], for all
 /// of the input's rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 pub(super) unsafe fn plain<T: Plain>(panel: &[u8], x: Input<'_, f32>, out: Output) {
     assert_eq!(panel.len(), x.stride * LANES * T::BYTES, "inputs of the panel and of the rows");
     assert!(x.data.len() >= x.rows * x.stride, "rows of the input");
@@ -242,7 +241,7 @@ pub(super) unsafe fn plain<T: Plain>(panel: &[u8], x: Input<'_, f32>, out: Outpu
 /// # Safety
 /// As for [`plain`], with rows and inputs in bounds.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 unsafe fn plain_tile<T: Plain, const R: usize>(
     panel: &[u8],
     x: Input<'_, f32>,
