@@ -10,7 +10,9 @@
 //! * nibbles: byte `64c + 4o + j` holds inputs `8c + j` (low) and `8c + 4 + j`.
 //!
 //! Repacking keeps each quantised number and scale exactly: nothing is
-//! quantised again. A plain panel is `[input][16 outputs]` in the file's type.
+//! quantised again. A plain panel is `[input][16 outputs]` in the file's type; of
+//! bf16 two inputs share a lane, `[input / 2][16 outputs][2]`, the last of an odd
+//! number with a zero.
 
 use half::{bf16, f16};
 
@@ -138,13 +140,13 @@ impl Matrix {
     pub(super) fn new(source: &HostMatrix<'_>, pool: &mut Pool) -> Result<Self, KernelError> {
         let (format, outputs, inputs) = (source.format(), source.rows(), source.cols());
         let panel_bytes = by_packing!(format, P => inputs / BLOCK * P::BYTES,
-            _ => inputs * LANES * format.block_bytes());
+            _ => inputs.next_multiple_of(shared(format)) * LANES * format.block_bytes());
         let mut data = Arena::new(outputs.div_ceil(LANES).saturating_mul(panel_bytes))?;
         pool.chunks(data.as_mut_slice(), panel_bytes, usize::MAX, &|panel, bytes| {
             for lane in 0..LANES.min(outputs - panel * LANES) {
                 let row = source.row(panel * LANES + lane);
                 by_packing!(format, P => pack::<P>(format, row, lane, bytes),
-                    _ => pack_plain(format.block_bytes(), row, lane, bytes));
+                    _ => pack_plain(format, row, lane, bytes));
             }
         });
         Ok(Self { format, outputs, inputs, panel_bytes, data })
@@ -193,9 +195,9 @@ impl Matrix {
         assert!(output < self.outputs, "row {output} of a matrix of {}", self.outputs);
         let (panel, lane) = (self.panel(output / LANES), output % LANES);
         match self.format {
-            Format::F32 => unpack_plain(panel, lane, out, f32::from_le_bytes),
-            Format::F16 => unpack_plain(panel, lane, out, |b| f16::from_le_bytes(b).to_f32()),
-            Format::BF16 => unpack_plain(panel, lane, out, |b| bf16::from_le_bytes(b).to_f32()),
+            Format::F32 => unpack_plain::<4, 1>(panel, lane, out, f32::from_le_bytes),
+            Format::F16 => unpack_plain::<2, 1>(panel, lane, out, |b| f16::from_le_bytes(b).to_f32()),
+            Format::BF16 => unpack_plain::<2, 2>(panel, lane, out, |b| bf16::from_le_bytes(b).to_f32()),
             quantised => by_packing!(quantised, P => unpack::<P>(panel, lane, out), _ => unreachable!()),
         }
     }
@@ -328,15 +330,29 @@ fn unpack<P: Packing>(panel: &[u8], lane: usize, out: &mut [f32]) {
     }
 }
 
-fn pack_plain(size: usize, row: &[u8], lane: usize, panel: &mut [u8]) {
-    for (number, group) in row.chunks_exact(size).zip(panel.chunks_exact_mut(LANES * size)) {
-        group[lane * size..][..size].copy_from_slice(number);
+/// Inputs that share a lane of a plain format's panel.
+fn shared(format: Format) -> usize {
+    if format == Format::BF16 { 2 } else { 1 }
+}
+
+fn pack_plain(format: Format, row: &[u8], lane: usize, panel: &mut [u8]) {
+    let size = format.block_bytes() * shared(format);
+    // The last of an odd number of inputs fills half of its lane, beside zeros.
+    for (numbers, group) in row.chunks(size).zip(panel.chunks_exact_mut(LANES * size)) {
+        group[lane * size..][..numbers.len()].copy_from_slice(numbers);
     }
 }
 
-fn unpack_plain<const N: usize>(panel: &[u8], lane: usize, out: &mut [f32], widen: impl Fn([u8; N]) -> f32) {
-    for (w, group) in out.iter_mut().zip(panel.chunks_exact(LANES * N)) {
-        let bytes = &group[lane * N..][..N];
-        *w = widen(bytes.try_into().expect("a number's bytes"));
+/// Numbers of `N` bytes, of which `S` share a lane.
+fn unpack_plain<const N: usize, const S: usize>(
+    panel: &[u8],
+    lane: usize,
+    out: &mut [f32],
+    widen: impl Fn([u8; N]) -> f32,
+) {
+    for (numbers, group) in out.chunks_mut(S).zip(panel.chunks_exact(LANES * S * N)) {
+        for (w, bytes) in numbers.iter_mut().zip(group[lane * S * N..].as_chunks::<N>().0) {
+            *w = widen(*bytes);
+        }
     }
 }

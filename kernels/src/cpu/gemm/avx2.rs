@@ -236,7 +236,7 @@ unsafe fn scales<P: Packing, const V: usize>(block: *const u8, group: usize, lan
         // SAFETY: 8 scales start there.
         unsafe {
             let at = block.add((group * LANES + lane + 8 * v) * P::SCALE);
-            *scales = if P::HALF { F16::load(at) } else { F32::load(at) };
+            *scales = if P::HALF { F16::load(at, 0) } else { F32::load(at, 0) };
         }
     }
     scales
@@ -267,14 +267,16 @@ unsafe fn put<const V: usize>(out: Output, row: usize, lane: usize, sums: &[__m2
 
 /// A plain type that widens to f32.
 pub(super) trait Plain {
+    /// Inputs that share a lane.
+    const SHARED: usize;
     /// Bytes of a number.
     const BYTES: usize;
 
-    /// Loads 8 numbers.
+    /// Loads 8 weights of input `input` of those that share the lanes at `from`.
     ///
     /// # Safety
     /// They are readable, and the processor has AVX2 and F16C.
-    unsafe fn load(from: *const u8) -> __m256;
+    unsafe fn load(from: *const u8, input: usize) -> __m256;
 }
 
 pub(super) struct F32;
@@ -282,34 +284,42 @@ pub(super) struct F16;
 pub(super) struct Bf16;
 
 impl Plain for F32 {
+    const SHARED: usize = 1;
     const BYTES: usize = 4;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m256 {
+    unsafe fn load(from: *const u8, _: usize) -> __m256 {
         // SAFETY: the caller's promise.
         unsafe { _mm256_loadu_ps(from.cast()) }
     }
 }
 
 impl Plain for F16 {
+    const SHARED: usize = 1;
     const BYTES: usize = 2;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m256 {
+    unsafe fn load(from: *const u8, _: usize) -> __m256 {
         // SAFETY: the caller's promise.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 }
 
 impl Plain for Bf16 {
+    const SHARED: usize = 2;
     const BYTES: usize = 2;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m256 {
+    unsafe fn load(from: *const u8, input: usize) -> __m256 {
         // SAFETY: the caller's promise. A bf16 is the upper half of an f32.
         unsafe {
-            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            let pairs = _mm256_loadu_si256(from.cast());
+            let upper = if input == 0 {
+                _mm256_slli_epi32::<16>(pairs)
+            } else {
+                _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000u32.cast_signed()))
+            };
+            _mm256_castsi256_ps(upper)
         }
     }
 }
@@ -319,7 +329,8 @@ impl Plain for Bf16 {
 /// the input's rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn plain<T: Plain>(panel: &[u8], x: Input<'_, f32>, out: Output) {
-    assert_eq!(panel.len(), x.stride * LANES * T::BYTES, "inputs of the panel and of the rows");
+    let inputs = x.stride.next_multiple_of(T::SHARED);
+    assert_eq!(panel.len(), inputs * LANES * T::BYTES, "inputs of the panel and of the rows");
     assert!(x.data.len() >= x.rows * x.stride, "rows of the input");
     let mut row = 0;
     while row < x.rows {
@@ -351,15 +362,17 @@ unsafe fn plain_tile<T: Plain, const R: usize>(
     out: Output,
 ) -> usize {
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
-    for i in 0..x.stride {
-        // SAFETY: input `i` of the panel and of each row lie in bounds.
-        unsafe {
-            let weights = panel.as_ptr().add(i * LANES * T::BYTES);
-            let w = [T::load(weights), T::load(weights.add(8 * T::BYTES))];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = _mm256_set1_ps(*x.data.as_ptr().add((first + r) * x.stride + i));
-                sums[0] = _mm256_fmadd_ps(w[0], x, sums[0]);
-                sums[1] = _mm256_fmadd_ps(w[1], x, sums[1]);
+    for i in (0..x.stride).step_by(T::SHARED) {
+        for input in 0..T::SHARED.min(x.stride - i) {
+            // SAFETY: input `i + input` of the panel and of each row lie in bounds.
+            unsafe {
+                let weights = panel.as_ptr().add(i * LANES * T::BYTES);
+                let w = [T::load(weights, input), T::load(weights.add(8 * T::SHARED * T::BYTES), input)];
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = _mm256_set1_ps(*x.data.as_ptr().add((first + r) * x.stride + i + input));
+                    sums[0] = _mm256_fmadd_ps(w[0], x, sums[0]);
+                    sums[1] = _mm256_fmadd_ps(w[1], x, sums[1]);
+                }
             }
         }
     }

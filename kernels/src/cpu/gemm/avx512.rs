@@ -166,14 +166,16 @@ unsafe fn put(out: Output, row: usize, sums: __m512) {
 
 /// A plain type that widens to f32.
 pub(super) trait Plain {
+    /// Inputs that share a lane.
+    const SHARED: usize;
     /// Bytes of a number.
     const BYTES: usize;
 
-    /// Loads 16 numbers.
+    /// Loads 16 weights of input `input` of those that share the lanes at `from`.
     ///
     /// # Safety
     /// They are readable, and the processor has AVX-512 F.
-    unsafe fn load(from: *const u8) -> __m512;
+    unsafe fn load(from: *const u8, input: usize) -> __m512;
 }
 
 pub(super) struct F32;
@@ -181,34 +183,42 @@ pub(super) struct F16;
 pub(super) struct Bf16;
 
 impl Plain for F32 {
+    const SHARED: usize = 1;
     const BYTES: usize = 4;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m512 {
+    unsafe fn load(from: *const u8, _: usize) -> __m512 {
         // SAFETY: the caller's promise.
         unsafe { _mm512_loadu_ps(from.cast()) }
     }
 }
 
 impl Plain for F16 {
+    const SHARED: usize = 1;
     const BYTES: usize = 2;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m512 {
+    unsafe fn load(from: *const u8, _: usize) -> __m512 {
         // SAFETY: the caller's promise.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 }
 
 impl Plain for Bf16 {
+    const SHARED: usize = 2;
     const BYTES: usize = 2;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m512 {
+    unsafe fn load(from: *const u8, input: usize) -> __m512 {
         // SAFETY: the caller's promise. A bf16 is the upper half of an f32.
         unsafe {
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            let pairs = _mm512_loadu_si512(from.cast());
+            let upper = if input == 0 {
+                _mm512_slli_epi32::<16>(pairs)
+            } else {
+                _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000u32.cast_signed()))
+            };
+            _mm512_castsi512_ps(upper)
         }
     }
 }
@@ -218,7 +228,8 @@ impl Plain for Bf16 {
 /// of the input's rows.
 #[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
 pub(super) unsafe fn plain<T: Plain>(panel: &[u8], x: Input<'_, f32>, out: Output) {
-    assert_eq!(panel.len(), x.stride * LANES * T::BYTES, "inputs of the panel and of the rows");
+    let inputs = x.stride.next_multiple_of(T::SHARED);
+    assert_eq!(panel.len(), inputs * LANES * T::BYTES, "inputs of the panel and of the rows");
     assert!(x.data.len() >= x.rows * x.stride, "rows of the input");
     let mut row = 0;
     while row < x.rows {
@@ -249,13 +260,15 @@ unsafe fn plain_tile<T: Plain, const R: usize>(
     out: Output,
 ) -> usize {
     let mut sums = [_mm512_setzero_ps(); R];
-    for i in 0..x.stride {
-        // SAFETY: input `i` of the panel and of each row lie in bounds.
-        unsafe {
-            let w = T::load(panel.as_ptr().add(i * LANES * T::BYTES));
-            for (r, sum) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_ps(*x.data.as_ptr().add((first + r) * x.stride + i));
-                *sum = _mm512_fmadd_ps(w, x, *sum);
+    for i in (0..x.stride).step_by(T::SHARED) {
+        for input in 0..T::SHARED.min(x.stride - i) {
+            // SAFETY: input `i + input` of the panel and of each row lie in bounds.
+            unsafe {
+                let w = T::load(panel.as_ptr().add(i * LANES * T::BYTES), input);
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let x = _mm512_set1_ps(*x.data.as_ptr().add((first + r) * x.stride + i + input));
+                    *sum = _mm512_fmadd_ps(w, x, *sum);
+                }
             }
         }
     }

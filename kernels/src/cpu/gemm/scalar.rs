@@ -51,33 +51,37 @@ pub(super) unsafe fn plain(format: Format, panel: &[u8], x: Input<'_, f32>, out:
     match format {
         Format::F32 => {
             // SAFETY: the caller's promise.
-            unsafe { widened(panel, x, out, f32::from_le_bytes) }
+            unsafe { widened::<4, 1>(panel, x, out, f32::from_le_bytes) }
         }
         Format::F16 => {
             // SAFETY: the caller's promise.
-            unsafe { widened(panel, x, out, |b| f16::from_le_bytes(b).to_f32()) }
+            unsafe { widened::<2, 1>(panel, x, out, |b| f16::from_le_bytes(b).to_f32()) }
         }
         _ => {
             // SAFETY: the caller's promise.
-            unsafe { widened(panel, x, out, |b| bf16::from_le_bytes(b).to_f32()) }
+            unsafe { widened::<2, 2>(panel, x, out, |b| bf16::from_le_bytes(b).to_f32()) }
         }
     }
 }
 
+/// Numbers of `N` bytes, of which `S` share a lane.
+///
 /// # Safety
 /// As for [`Output::put`], for all of the input's rows.
-unsafe fn widened<const N: usize>(
+unsafe fn widened<const N: usize, const S: usize>(
     panel: &[u8],
     x: Input<'_, f32>,
     out: Output,
     widen: impl Fn([u8; N]) -> f32,
 ) {
-    let weights = panel.as_chunks::<N>().0.as_chunks::<LANES>().0;
+    let weights = panel.as_chunks::<N>().0;
     for row in 0..x.rows {
         let mut sums = [0.0f32; LANES];
-        for (weights, &x) in weights.iter().zip(x.row(row)) {
-            for (sum, &w) in sums.iter_mut().zip(weights) {
-                *sum += widen(w) * x;
+        for (weights, x) in weights.chunks(LANES * S).zip(x.row(row).chunks(S)) {
+            for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<S>().0) {
+                for (&w, x) in weights.iter().zip(x) {
+                    *sum += widen(w) * x;
+                }
             }
         }
         // SAFETY: the caller's promise.
