@@ -1,7 +1,7 @@
-//! AVX-512 in plain Rust, so that its kernels can be tested where it is not.
+//! AVX-512 and AVX-VNNI in plain Rust, so that their kernels can be tested where
+//! they are not.
 //!
-//! With the feature `emulate-avx512` the AVX-512 kernels are compiled against
-//! this module instead of the processor's instructions: the same names, with the
+//! With the feature `emulate-avx512` those kernels are compiled against this module instead of the processor's instructions: the same names, with the
 //! semantics of Intel's Intrinsics Guide and Software Developer's Manual. It has
 //! just what the kernels use; where an instruction takes an immediate, just the
 //! values that they give it. Narrower vectors stay the processor's own.
@@ -269,11 +269,28 @@ pub(crate) fn _mm512_srli_epi16<const BITS: u32>(a: __m512i) -> __m512i {
 /// signed ones of `b`; wraps where `vpdpbusds` would saturate.
 #[inline(always)]
 pub(crate) fn _mm512_dpbusd_epi32(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
-    dwords(|i| {
-        let products = a.0[i].to_le_bytes().into_iter().zip(b.0[i].to_le_bytes());
-        let dot: i32 = products.map(|(a, b)| i32::from(a) * i32::from(b.cast_signed())).sum();
-        sum.0[i].wrapping_add(dot)
-    })
+    dwords(|i| dpbusd(sum.0[i], a.0[i], b.0[i]))
+}
+
+/// The same for eight dwords.
+#[inline(always)]
+pub(crate) fn _mm256_dpbusd_avx_epi32(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: all are 32 bytes, of which any are valid.
+    unsafe {
+        let [sum, a, b] = [sum, a, b].map(|v| std::mem::transmute::<__m256i, [i32; 8]>(v));
+        let mut out = [0; 8];
+        for (lane, out) in out.iter_mut().enumerate() {
+            *out = dpbusd(sum[lane], a[lane], b[lane]);
+        }
+        std::mem::transmute(out)
+    }
+}
+
+#[inline(always)]
+fn dpbusd(sum: i32, a: i32, b: i32) -> i32 {
+    let products = a.to_le_bytes().into_iter().zip(b.to_le_bytes());
+    let dot: i32 = products.map(|(a, b)| i32::from(a) * i32::from(b.cast_signed())).sum();
+    sum.wrapping_add(dot)
 }
 
 #[cfg(test)]

@@ -23,11 +23,11 @@ pub use rows::Rows;
 pub use weights::Matrix;
 
 #[cfg(all(target_arch = "x86_64", not(feature = "emulate-avx512")))]
-use std::arch::x86_64 as avx512;
+use std::arch::x86_64 as instructions;
 
-// The AVX-512 kernels have their instructions from either.
+// The kernels for AVX-512 and AVX-VNNI have their instructions from either.
 #[cfg(all(target_arch = "x86_64", feature = "emulate-avx512"))]
-use self::emulated as avx512;
+use self::emulated as instructions;
 use self::{gemm::Rounding, pool::Pool, rowwise::Angles};
 use crate::{
     Activation, Attention, AttentionBatch, Backend, HostMatrix, KernelError, KvShape, PageId, Rope, Slot,
@@ -50,7 +50,7 @@ pub struct Cpu {
 
 impl Cpu {
     /// The best path that this processor has, or the one that the environment
-    /// variable `FORKPOINT_CPU` names: `scalar`, `avx2` or `avx512`. Runs on
+    /// variable `FORKPOINT_CPU` names: `scalar`, `avx2`, `avxvnni` or `avx512`. Runs on
     /// `threads` threads, the caller's among them.
     ///
     /// # Errors

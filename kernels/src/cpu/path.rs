@@ -3,20 +3,24 @@
 use crate::KernelError;
 
 /// A family of kernels, chosen once at run time.
+///
+/// With the feature `emulate-avx512`, for tests, plain Rust stands in for AVX-512
+/// and AVX-VNNI, and their paths are available wherever AVX2 is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Plain Rust: the reference, and what any processor runs.
     Scalar,
     /// AVX2, FMA and F16C: x86-64-v3.
     Avx2,
-    /// AVX-512 F, BW, VL and VNNI. With the feature `emulate-avx512`, for tests,
-    /// plain Rust in their stead.
+    /// AVX2, with AVX-VNNI for the products of int8.
+    AvxVnni,
+    /// AVX-512 F, BW, VL and VNNI.
     Avx512,
 }
 
 impl Path {
     /// All paths, the fastest first.
-    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Scalar];
+    pub const ALL: [Self; 4] = [Self::Avx512, Self::AvxVnni, Self::Avx2, Self::Scalar];
 
     /// The word for it in `FORKPOINT_CPU`.
     #[must_use]
@@ -24,6 +28,7 @@ impl Path {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
         }
     }
@@ -33,6 +38,7 @@ impl Path {
         match self {
             Self::Scalar => "nothing",
             Self::Avx2 => "avx2, fma and f16c",
+            Self::AvxVnni => "avxvnni, avx2, fma and f16c",
             Self::Avx512 => "avx512f, avx512bw, avx512vl, avx512vnni, avx2, fma and f16c",
         }
     }
@@ -48,7 +54,8 @@ impl Path {
             match self {
                 Self::Scalar => true,
                 Self::Avx2 => avx2,
-                Self::Avx512 if cfg!(feature = "emulate-avx512") => avx2,
+                Self::AvxVnni | Self::Avx512 if cfg!(feature = "emulate-avx512") => avx2,
+                Self::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
                 Self::Avx512 => {
                     avx2 && is_x86_feature_detected!("avx512f")
                         && is_x86_feature_detected!("avx512bw")
@@ -103,7 +110,7 @@ macro_rules! vectorised {
             match path {
                 // SAFETY: a `Cpu` takes a path only if the processor has it.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::Path::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::cpu::Path::Avx2 | $crate::cpu::Path::AvxVnni => unsafe { avx2($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 #[cfg_attr(feature = "emulate-avx512", expect(unused_unsafe, reason = "plain Rust stands in"))]

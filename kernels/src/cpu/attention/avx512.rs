@@ -6,7 +6,7 @@
 use super::tile::{Kernels, SCORES};
 use crate::{
     PAGE_TOKENS,
-    cpu::{attention::MAX_HEAD_DIM, avx512::*, rowwise::EXP2},
+    cpu::{attention::MAX_HEAD_DIM, instructions::*, rowwise::EXP2},
 };
 
 pub(super) struct Avx512;

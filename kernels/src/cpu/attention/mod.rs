@@ -204,7 +204,7 @@ pub(crate) fn attend(
     match path {
         Path::Scalar => call.run::<scalar::Scalar>(pool, blocks, threads, partials, out),
         #[cfg(target_arch = "x86_64")]
-        Path::Avx2 => call.run::<avx2::Avx2>(pool, blocks, threads, partials, out),
+        Path::Avx2 | Path::AvxVnni => call.run::<avx2::Avx2>(pool, blocks, threads, partials, out),
         #[cfg(target_arch = "x86_64")]
         Path::Avx512 => call.run::<avx512::Avx512>(pool, blocks, threads, partials, out),
         #[cfg(not(target_arch = "x86_64"))]

@@ -26,6 +26,20 @@ fn byte_products_neither_mix_signs_nor_saturate() {
     assert_eq!(dot(5, [255; 4], [0x80; 4]), 5 - 4 * 255 * 128);
     assert_eq!(dot(0, [1, 2, 3, 4], [10, 0xff, 1, 0xfe]), 10 - 2 + 3 - 8);
     assert_eq!(dot(i32::MAX, [1, 0, 0, 0], [1, 0, 0, 0]), i32::MIN);
+    let narrow = |v: [u16; 16]| {
+        // SAFETY: 32 bytes, of which any are valid.
+        unsafe { transmute::<[u16; 16], __m256i>(v) }
+    };
+    let mut a = [0; 16];
+    (a[6], a[7]) = (0xff01, 0x0003);
+    let got = words(_mm256_dpbusd_avx_epi32(
+        narrow([7, 0].repeat(8).try_into().unwrap()),
+        narrow(a),
+        narrow([0xff02; 16]),
+    ));
+    // 7, and in the fourth lane 7 + 1 · 2 + 255 · −1 + 3 · 2.
+    assert_eq!(got[..6], [7, 0, 7, 0, 7, 0]);
+    assert_eq!((got[6], got[7]), ((7 + 2 - 255 + 6i32) as u16, 0xffff));
 }
 
 #[test]
@@ -148,6 +162,12 @@ fn compare_with_the_processor(rounds: usize) {
         let half = _mm512_castsi512_si256(ra);
         assert_eq!(bits(_mm512_cvtph_ps(half)), floats(real::_mm512_cvtph_ps(half)));
         assert_eq!(_mm512_cvtepu16_epi32(half), dwords(real::_mm512_cvtepu16_epi32(half)));
+        if is_x86_feature_detected!("avxvnni") {
+            let [sa, sb, sc] = [ra, rb, rc].map(|v| _mm512_castsi512_si256(v));
+            // SAFETY: the processor has AVX-VNNI.
+            let dots = unsafe { real::_mm256_dpbusd_avx_epi32(sc, sa, sb) };
+            assert_eq!(words(_mm256_dpbusd_avx_epi32(sc, sa, sb)), words(dots));
+        }
         let (mut emulated, mut stored) = ([7.0f32; 16], [7.0f32; 16]);
         // SAFETY: sixteen numbers each.
         unsafe {

@@ -219,7 +219,7 @@ unsafe fn byte_dots<P: Packing, const R: usize, const V: usize>(
 /// `row` points to a block and `input + 4 <= 32`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn broadcast(row: *const QBlock, input: usize) -> __m256i {
+pub(super) unsafe fn broadcast(row: *const QBlock, input: usize) -> __m256i {
     // SAFETY: within the block's 32 bytes.
     unsafe { _mm256_set1_epi32((*row).q.as_ptr().add(input).cast::<i32>().read_unaligned()) }
 }
@@ -230,7 +230,11 @@ unsafe fn broadcast(row: *const QBlock, input: usize) -> __m256i {
 /// `block` points to a packed block that has them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scales<P: Packing, const V: usize>(block: *const u8, group: usize, lane: usize) -> [__m256; V] {
+pub(super) unsafe fn scales<P: Packing, const V: usize>(
+    block: *const u8,
+    group: usize,
+    lane: usize,
+) -> [__m256; V] {
     let mut scales = [_mm256_setzero_ps(); V];
     for (v, scales) in scales.iter_mut().enumerate() {
         // SAFETY: 8 scales start there.
@@ -248,7 +252,7 @@ unsafe fn scales<P: Packing, const V: usize>(block: *const u8, group: usize, lan
 /// As for [`Output::put`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn put<const V: usize>(out: Output, row: usize, lane: usize, sums: &[__m256; V]) {
+pub(super) unsafe fn put<const V: usize>(out: Output, row: usize, lane: usize, sums: &[__m256; V]) {
     let mut values = [0.0; LANES];
     let whole = out.lanes == LANES;
     // SAFETY: `8 · V` numbers, of the row or of `values`; the rest is the

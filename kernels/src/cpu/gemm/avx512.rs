@@ -6,7 +6,7 @@
 
 use super::{Input, Output};
 use crate::cpu::{
-    avx512::*,
+    instructions::*,
     quantise::QBlock,
     weights::{BLOCK, LANES, Packing},
 };

@@ -9,6 +9,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avxvnni;
 mod scalar;
 
 use super::{
@@ -211,11 +213,11 @@ fn product(
             let input = Input { data: &x.as_slice()[run.start * inputs..run.end * inputs], stride: inputs, rows };
             match (path, matrix.format()) {
                 #[cfg(target_arch = "x86_64")]
-                (Path::Avx2, Format::F32) => avx2::plain::<avx2::F32>(weights, input, output),
+                (Path::Avx2 | Path::AvxVnni, Format::F32) => avx2::plain::<avx2::F32>(weights, input, output),
                 #[cfg(target_arch = "x86_64")]
-                (Path::Avx2, Format::F16) => avx2::plain::<avx2::F16>(weights, input, output),
+                (Path::Avx2 | Path::AvxVnni, Format::F16) => avx2::plain::<avx2::F16>(weights, input, output),
                 #[cfg(target_arch = "x86_64")]
-                (Path::Avx2, _) => avx2::plain::<avx2::Bf16>(weights, input, output),
+                (Path::Avx2 | Path::AvxVnni, _) => avx2::plain::<avx2::Bf16>(weights, input, output),
                 #[cfg(target_arch = "x86_64")]
                 (Path::Avx512, Format::F32) => avx512::plain::<avx512::F32>(weights, input, output),
                 #[cfg(target_arch = "x86_64")]
@@ -238,6 +240,8 @@ unsafe fn quantised<P: Packing>(path: Path, weights: &[u8], input: Input<'_, QBl
         match path {
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => avx2::quantised::<P>(weights, input, output),
+            #[cfg(target_arch = "x86_64")]
+            Path::AvxVnni => avxvnni::quantised::<P>(weights, input, output),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512 => avx512::quantised::<P>(weights, input, output),
             _ => scalar::quantised::<P>(weights, input, output),
