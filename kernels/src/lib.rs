@@ -271,6 +271,8 @@ pub trait Backend {
 
     /// [`Backend::linear`] with activations rounded to 15 bits rather than 7,
     /// for quantised weights whose inputs have outliers, at twice the products.
+    /// Where `linear` rounds them to bf16 for weights in bf16, to two here: 16 bits
+    /// rather than 8. Other plain weights meet them as they are.
     fn linear_fine(&mut self, x: &Self::Rows, outputs: &mut [(&Self::Matrix, &mut Self::Rows)]);
 
     /// `x[i] += bias`.

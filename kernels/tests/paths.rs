@@ -5,6 +5,7 @@ mod support;
 use forkpoint_kernels::{
     Activation, Backend, Format, HostMatrix, KernelError, Rope, RopePairing, cpu::Cpu, cpu::Path,
 };
+use half::bf16;
 use support::{FORMATS, Random, all, linear, linear_fine, matrix_bytes, paths, rows, weights};
 
 /// Activations as the integer kernels see them: int8 per 32, times a scale.
@@ -16,6 +17,63 @@ fn quantised(x: &[f32]) -> Vec<f64> {
         x.iter().map(one).collect::<Vec<f64>>()
     };
     x.chunks(32).flat_map(block).collect()
+}
+
+/// How a path rounds what it multiplies a format's weights with.
+#[derive(Clone, Copy)]
+enum Rounding {
+    None,
+    Int8,
+    Bf16,
+}
+
+impl Rounding {
+    fn of(path: Path, format: Format) -> Self {
+        match format {
+            Format::BF16 if path == Path::Avx512Bf16 => Self::Bf16,
+            Format::F32 | Format::F16 | Format::BF16 => Self::None,
+            _ => Self::Int8,
+        }
+    }
+
+    /// Activations as the kernels see them: with one number each, or a second for
+    /// what the first rounds off.
+    fn seen(self, x: &[f32], fine: bool) -> Vec<f64> {
+        let one = |x: &[f32]| match self {
+            Self::None => x.iter().map(|&v| v.into()).collect(),
+            Self::Int8 => quantised(x),
+            Self::Bf16 => x.iter().map(|&v| bf16::from_f32(v).to_f64()).collect(),
+        };
+        let coarse = one(x);
+        if !fine {
+            return coarse;
+        }
+        // The kernels take the rest of an f32 product, so it is one here.
+        let rest: Vec<f32> = x.iter().zip(&coarse).map(|(x, &c)| x - c as f32).collect();
+        coarse.iter().zip(one(&rest)).map(|(a, b)| a + b).collect()
+    }
+
+    /// By how much a product misses because of it.
+    fn loss(self, w: &[f64], x: &[f32], fine: bool) -> f64 {
+        match self {
+            Self::None => 0.0,
+            Self::Int8 => {
+                // Half a step of each block's scale; and of the rest's, whose
+                // largest is half a step of the first.
+                let steps = if fine { 1.01 / 508.0 } else { 0.501 };
+                let of_block = |(w, x): (&[f64], &[f32])| {
+                    let step = x.iter().fold(0.0f32, |a, v| a.max(v.abs())) / 127.0;
+                    steps * f64::from(step) * w.iter().map(|w| w.abs()).sum::<f64>()
+                };
+                w.chunks(32).zip(x.chunks(32)).map(of_block).sum()
+            }
+            Self::Bf16 => {
+                // Half a unit of 8 bits; of two numbers, of 16 and a sign.
+                let unit = if fine { 2f64.powi(-17) } else { 2f64.powi(-8) };
+                unit * w.iter().zip(x).map(|(w, &x)| (w * f64::from(x)).abs()).sum::<f64>()
+            }
+        }
+    }
 }
 
 #[test]
@@ -33,9 +91,9 @@ fn products_agree_with_f64() {
                 for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 70] {
                     let x = random.activations(m * k);
                     let y = linear(&mut cpu, &matrix, &x);
+                    let rounding = Rounding::of(path, format);
                     for (i, (x, y)) in x.chunks(k).zip(y.chunks(n)).enumerate() {
-                        let seen: Vec<f64> =
-                            if plain { x.iter().map(|&v| v.into()).collect() } else { quantised(x) };
+                        let seen = rounding.seen(x, false);
                         for (j, &y) in y.iter().enumerate() {
                             let w = weights(&source, j);
                             let exact: f64 = w.iter().zip(&seen).map(|(w, x)| w * x).sum();
@@ -47,19 +105,8 @@ fn products_agree_with_f64() {
                                 error <= bound,
                                 "{path:?} {format} {n}x{k}, row {i} of {m}, output {j}: {y} against {exact}, {error:e} > {bound:e}"
                             );
-                            // And int8 loses half a step of each block's scale.
                             let truth: f64 = w.iter().zip(x).map(|(w, &x)| w * f64::from(x)).sum();
-                            let step = |x: &[f32]| x.iter().fold(0.0f32, |a, v| a.max(v.abs())) / 127.0;
-                            let loss: f64 = if plain {
-                                0.0
-                            } else {
-                                w.chunks(32)
-                                    .zip(x.chunks(32))
-                                    .map(|(w, x)| {
-                                        0.501 * f64::from(step(x)) * w.iter().map(|w| w.abs()).sum::<f64>()
-                                    })
-                                    .sum()
-                            };
+                            let loss = rounding.loss(&w, x, false);
                             assert!((f64::from(y) - truth).abs() <= bound + loss, "{path:?} {format}");
                         }
                     }
@@ -67,14 +114,6 @@ fn products_agree_with_f64() {
             }
         }
     }
-}
-
-/// Activations as two int8 per number: the second for what the first rounds off.
-fn quantised_twice(x: &[f32]) -> Vec<f64> {
-    let coarse = quantised(x);
-    // The kernels take the rest of an f32 product, so it is one here.
-    let rest: Vec<f32> = x.iter().zip(&coarse).map(|(x, &c)| x - c as f32).collect();
-    coarse.iter().zip(quantised(&rest)).map(|(a, b)| a + b).collect()
 }
 
 #[test]
@@ -94,12 +133,12 @@ fn fine_products_agree_with_f64_and_the_reference() {
                     let x = random.activations(m * k);
                     let y = linear_fine(&mut cpu, &matrix, &x);
                     let scalar = linear_fine(&mut reference, &matrix, &x);
-                    if plain {
+                    let rounding = Rounding::of(path, format);
+                    if matches!(rounding, Rounding::None) {
                         assert_eq!(y, linear(&mut cpu, &matrix, &x), "{path:?} {format}: nothing to refine");
                     }
                     for (i, x) in x.chunks(k).enumerate() {
-                        let seen: Vec<f64> =
-                            if plain { x.iter().map(|&v| v.into()).collect() } else { quantised_twice(x) };
+                        let seen = rounding.seen(x, true);
                         let size: f64 = seen.iter().map(|x| x.abs()).sum();
                         for j in 0..n {
                             let (y, scalar) = (f64::from(y[i * n + j]), f64::from(scalar[i * n + j]));
@@ -109,16 +148,12 @@ fn fine_products_agree_with_f64_and_the_reference() {
                             let bound = 2e-6 * w.iter().fold(0.0f64, |a, w| a.max(w.abs())) * size;
                             let place = format!("{path:?} {format} {n}x{k}, row {i} of {m}, output {j}");
                             assert!((y - exact).abs() <= bound, "{place}: {y} against {exact}");
-                            assert!((y - scalar).abs() <= 2.0 * bound, "{place}: {y} against {scalar}");
-                            // Half a step of the rest's scale: its largest is half a step
-                            // of the first, a 127th of the block's largest.
                             let truth: f64 = w.iter().zip(x).map(|(w, &x)| w * f64::from(x)).sum();
-                            let step = |x: &[f32]| x.iter().fold(0.0f32, |a, v| a.max(v.abs())) / 127.0;
-                            let of_block = |(w, x): (&[f64], &[f32])| {
-                                f64::from(step(x)) / 508.0 * 1.01 * w.iter().map(|w| w.abs()).sum::<f64>()
-                            };
-                            let loss: f64 =
-                                if plain { 0.0 } else { w.chunks(32).zip(x.chunks(32)).map(of_block).sum() };
+                            let loss = rounding.loss(&w, x, true);
+                            assert!(
+                                (y - scalar).abs() <= 2.0 * bound + loss,
+                                "{place}: {y} against {scalar}"
+                            );
                             assert!((y - truth).abs() <= bound + loss, "{place}: {y} is far from {truth}");
                         }
                     }

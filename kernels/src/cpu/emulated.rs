@@ -23,6 +23,11 @@ pub(crate) struct __m512([f32; 16]);
 #[repr(C, align(64))]
 pub(crate) struct __m512i([i32; 16]);
 
+/// 32 bf16: two to a dword, the first in its lower half.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct __m512bh([i32; 16]);
+
 /// The f32 that `f` gives for each lane.
 #[inline(always)]
 fn floats(f: impl Fn(usize) -> f32) -> __m512 {
@@ -291,6 +296,24 @@ fn dpbusd(sum: i32, a: i32, b: i32) -> i32 {
     let products = a.to_le_bytes().into_iter().zip(b.to_le_bytes());
     let dot: i32 = products.map(|(a, b)| i32::from(a) * i32::from(b.cast_signed())).sum();
     sum.wrapping_add(dot)
+}
+
+/// Adds to each f32 of `sum` the products of a dword's two bf16, the second first:
+/// each product exact, each sum rounded to the nearest. What is below the normal
+/// numbers, going in or coming out, is zero.
+#[inline(always)]
+pub(crate) fn _mm512_dpbf16_ps(sum: __m512, a: __m512bh, b: __m512bh) -> __m512 {
+    let first = |v: __m512bh| floats(|i| flushed(f32::from_bits((v.0[i] << 16).cast_unsigned())));
+    let second = |v: __m512bh| floats(|i| flushed(f32::from_bits((v.0[i] >> 16 << 16).cast_unsigned())));
+    let flush = |v: __m512| floats(|i| flushed(v.0[i]));
+    let sum = flush(_mm512_fmadd_ps(second(a), second(b), flush(sum)));
+    flush(_mm512_fmadd_ps(first(a), first(b), sum))
+}
+
+/// Zero, of the same sign, for what is below the normal numbers.
+#[inline(always)]
+fn flushed(a: f32) -> f32 {
+    if a.abs() < f32::MIN_POSITIVE { 0f32.copysign(a) } else { a }
 }
 
 #[cfg(test)]

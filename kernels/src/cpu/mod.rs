@@ -50,7 +50,7 @@ pub struct Cpu {
 
 impl Cpu {
     /// The best path that this processor has, or the one that the environment
-    /// variable `FORKPOINT_CPU` names: `scalar`, `avx2`, `avxvnni` or `avx512`. Runs on
+    /// variable `FORKPOINT_CPU` names: `scalar`, `avx2`, `avxvnni`, `avx512` or `avx512bf16`. Runs on
     /// `threads` threads, the caller's among them.
     ///
     /// # Errors

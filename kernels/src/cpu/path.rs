@@ -16,11 +16,13 @@ pub enum Path {
     AvxVnni,
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
+    /// AVX-512 as above and BF16, which multiplies bf16 weights, keys and values.
+    Avx512Bf16,
 }
 
 impl Path {
     /// All paths, the fastest first.
-    pub const ALL: [Self; 4] = [Self::Avx512, Self::AvxVnni, Self::Avx2, Self::Scalar];
+    pub const ALL: [Self; 5] = [Self::Avx512Bf16, Self::Avx512, Self::AvxVnni, Self::Avx2, Self::Scalar];
 
     /// The word for it in `FORKPOINT_CPU`.
     #[must_use]
@@ -30,6 +32,7 @@ impl Path {
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512bf16",
         }
     }
 
@@ -40,6 +43,7 @@ impl Path {
             Self::Avx2 => "avx2, fma and f16c",
             Self::AvxVnni => "avxvnni, avx2, fma and f16c",
             Self::Avx512 => "avx512f, avx512bw, avx512vl, avx512vnni, avx2, fma and f16c",
+            Self::Avx512Bf16 => "avx512bf16 and what avx512 needs",
         }
     }
 
@@ -54,7 +58,7 @@ impl Path {
             match self {
                 Self::Scalar => true,
                 Self::Avx2 => avx2,
-                Self::AvxVnni | Self::Avx512 if cfg!(feature = "emulate-avx512") => avx2,
+                Self::AvxVnni | Self::Avx512 | Self::Avx512Bf16 if cfg!(feature = "emulate-avx512") => avx2,
                 Self::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
                 Self::Avx512 => {
                     avx2 && is_x86_feature_detected!("avx512f")
@@ -62,6 +66,7 @@ impl Path {
                         && is_x86_feature_detected!("avx512vl")
                         && is_x86_feature_detected!("avx512vnni")
                 }
+                Self::Avx512Bf16 => Self::Avx512.available() && is_x86_feature_detected!("avx512bf16"),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -114,7 +119,7 @@ macro_rules! vectorised {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 #[cfg_attr(feature = "emulate-avx512", expect(unused_unsafe, reason = "plain Rust stands in"))]
-                $crate::cpu::Path::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::cpu::Path::Avx512 | $crate::cpu::Path::Avx512Bf16 => unsafe { avx512($($arg),*) },
                 _ => body($($arg),*),
             }
         }

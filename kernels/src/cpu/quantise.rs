@@ -1,4 +1,5 @@
-//! Activations as int8, the other side of the integer dot products.
+//! Activations as int8, the other side of the integer dot products; and as pairs
+//! of bf16, that of `vdpbf16ps`.
 
 use super::{Path, path::vectorised, weights::BLOCK};
 
@@ -66,6 +67,45 @@ pub(crate) fn quantise_rest(path: Path, x: &[f32], coarse: &[QBlock], out: &mut 
     }
 }
 
+/// The bits of the nearest bf16, ties to even; what is not a number stays so.
+#[inline(always)]
+fn nearest_bf16(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
+}
+
+/// The first of a pair, and the second.
+#[inline(always)]
+fn numbers_of(pair: u32) -> [f32; 2] {
+    [f32::from_bits(pair << 16), f32::from_bits(pair >> 16 << 16)]
+}
+
+vectorised! {
+    /// Rounds a row to pairs of bf16, the first in the lower half; `x` holds up to
+    /// 2 · `out.len()` numbers, and zeros follow.
+    fn pair_row(x: &[f32], out: &mut [u32]) {
+        let (pairs, rest) = x.as_chunks::<2>();
+        for ([a, b], out) in pairs.iter().zip(&mut *out) {
+            *out = nearest_bf16(*a) | nearest_bf16(*b) << 16;
+        }
+        if let ([a], Some(out)) = (rest, out.last_mut()) {
+            *out = nearest_bf16(*a);
+        }
+    }
+}
+
+vectorised! {
+    /// Rounds what [`pair_row`] rounded off: the sum of both is `x` to 16 bits.
+    fn pair_rest(x: &[f32], coarse: &[u32], out: &mut [u32]) {
+        for ((x, coarse), out) in x.chunks(2).zip(coarse).zip(out) {
+            let [a, b] = numbers_of(*coarse);
+            let second = x.get(1).map_or(0, |x| nearest_bf16(x - b));
+            *out = nearest_bf16(x[0] - a) | second << 16;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +161,27 @@ mod tests {
                 assert!((x - one).abs() <= 40.0 / 254.0 * 1.001);
                 assert!((x - both).abs() <= 40.0 / 254.0 / 254.0 * 1.01, "{path:?}: {} != {both}", x);
             }
+        }
+    }
+
+    #[test]
+    fn pairs_are_the_nearest_bf16_and_the_rest() {
+        // Two ties, just above one, the largest that is finite, and an odd one out.
+        let bits = [0x3f80_8000u32, 0x3f81_8000, 0x3f80_8001, 0x7f7f_7fff, 0xc049_0fdb];
+        let x = bits.map(f32::from_bits);
+        for path in Path::ALL.into_iter().filter(|p| p.available()) {
+            let (mut coarse, mut rest) = ([1; 3], [1; 3]);
+            pair_row(path, &x, &mut coarse);
+            assert_eq!(coarse, [0x3f82_3f80, 0x7f7f_3f81, 0x0000_c049]);
+            pair_rest(path, &x, &coarse, &mut rest);
+            let got = coarse.map(numbers_of).into_iter().zip(rest.map(numbers_of));
+            let got = got.flat_map(|(a, b)| [a[0] + b[0], a[1] + b[1]]);
+            for (x, got) in x.into_iter().zip(got) {
+                assert!((x - got).abs() <= x.abs() * 2f32.powi(-17), "{path:?}: {got} != {x}");
+            }
+            assert_eq!(rest[2] >> 16, 0);
+            pair_row(path, &[f32::from_bits(0x7f80_0001), f32::NEG_INFINITY], &mut coarse[..1]);
+            assert_eq!(coarse[0], 0xff80_7fc0);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! AVX-512 F: bf16 widened by a shift, sums in f32.
 //!
-//! As AVX2 does it; a page's 16 tokens are one vector of keys. Queries and weights stay f32:
-//! `vdpbf16ps` would round them.
+//! As AVX2 does it; a page's 16 tokens are one vector of keys. Queries and weights
+//! stay f32: `vdpbf16ps` would round them, at a price that docs/decisions/005 shows.
 
 use super::tile::{Kernels, SCORES};
 use crate::{

@@ -16,6 +16,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod scalar;
+#[cfg(test)]
+mod terms;
 mod tile;
 
 use std::{
@@ -206,7 +208,8 @@ pub(crate) fn attend(
         #[cfg(target_arch = "x86_64")]
         Path::Avx2 | Path::AvxVnni => call.run::<avx2::Avx2>(pool, blocks, threads, partials, out),
         #[cfg(target_arch = "x86_64")]
-        Path::Avx512 => call.run::<avx512::Avx512>(pool, blocks, threads, partials, out),
+        // Rounding queries to bf16 for `vdpbf16ps` would cost more than f32 may miss.
+        Path::Avx512 | Path::Avx512Bf16 => call.run::<avx512::Avx512>(pool, blocks, threads, partials, out),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("a path of another processor"),
     }

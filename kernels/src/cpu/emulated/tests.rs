@@ -2,6 +2,8 @@
 
 use std::{arch::x86_64 as real, mem::transmute};
 
+use half::bf16;
+
 use super::*;
 
 /// Sixteen numbers, the given ones first.
@@ -101,6 +103,21 @@ fn a_masked_store_touches_its_lanes_alone() {
     assert_eq!(to, [1.0, 7.0, 3.0]);
 }
 
+#[test]
+fn pairs_of_bf16_add_the_second_first_and_flush() {
+    let bits = |v: f32| i32::from(bf16::from_f32(v).to_bits());
+    let pairs = |first: f32, second: f32| __m512bh([bits(first) | bits(second) << 16; 16]);
+    let dot = |sum, a, b| _mm512_dpbf16_ps(_mm512_set1_ps(sum), a, b).0[9];
+    assert_eq!(dot(0.5, pairs(2.0, 3.0), pairs(-5.0, 7.0)), 11.5);
+    // 1 is lost in 2²⁵ and stays when the second product took that away before.
+    let big = 33_554_432.0;
+    assert_eq!(dot(big, pairs(1.0, -1.0), pairs(1.0, big)), 1.0);
+    assert_eq!(dot(big, pairs(-1.0, 1.0), pairs(big, 1.0)), 0.0);
+    assert_eq!(dot(0.0, pairs(1e-39, 0.0), pairs(1e10, 0.0)), 0.0);
+    assert_eq!(dot(1e-39, pairs(1e-20, 0.0), pairs(1e-19, 0.0)), 0.0);
+    assert!(dot(0.0, pairs(f32::INFINITY, 1.0), pairs(0.0, 1.0)).is_nan());
+}
+
 /// Dwords of any bits, among them those of odd numbers.
 fn random(state: &mut u64) -> __m512i {
     let odd = [f32::NAN, f32::INFINITY, -0.0, 0.5, -2.5, 1e-40, 3e9, f32::MAX, 16_777_219.0];
@@ -178,9 +195,32 @@ fn compare_with_the_processor(rounds: usize) {
     }
 }
 
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn compare_bf16_with_the_processor(rounds: usize) {
+    let mut state = 2;
+    for _ in 0..rounds {
+        let [a, b, c] = [(); 3].map(|()| random(&mut state));
+        let sum = _mm512_castsi512_ps(c);
+        let emulated = _mm512_dpbf16_ps(sum, __m512bh(a.0), __m512bh(b.0));
+        // SAFETY: all are vectors of one size, of which any bits are valid.
+        let real = unsafe {
+            let [a, b] = [a, b].map(|v| transmute::<__m512i, real::__m512bh>(v));
+            let sum = real::_mm512_dpbf16_ps(transmute::<__m512, real::__m512>(sum), a, b);
+            transmute::<real::__m512, __m512>(sum)
+        };
+        assert_eq!(bits(emulated), bits(real));
+    }
+}
+
 #[test]
 #[expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 fn the_processor_does_the_same() {
+    if is_x86_feature_detected!("avx512bf16") {
+        // SAFETY: it has that, and so AVX-512 F.
+        unsafe { compare_bf16_with_the_processor(10_000) };
+    } else {
+        println!("skipped: this processor has no avx512bf16 to compare with");
+    }
     if is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")

@@ -155,7 +155,7 @@ unsafe fn scales<P: Packing>(block: *const u8, group: usize) -> __m512 {
 /// As for [`Output::put`].
 #[inline]
 #[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
-unsafe fn put(out: Output, row: usize, sums: __m512) {
+pub(super) unsafe fn put(out: Output, row: usize, sums: __m512) {
     // SAFETY: a masked store touches the panel's outputs of the row alone, which
     // are the caller's promise.
     unsafe {

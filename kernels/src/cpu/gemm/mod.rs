@@ -10,13 +10,15 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod avx512bf16;
+#[cfg(target_arch = "x86_64")]
 mod avxvnni;
 mod scalar;
 
 use super::{
     Matrix, Path, Rows,
     pool::{Pool, share},
-    quantise::{QBlock, quantise_rest, quantise_row},
+    quantise::{QBlock, pair_rest, pair_row, quantise_rest, quantise_row},
     weights::{BLOCK, LANES, Packing, by_packing},
 };
 use crate::Format;
@@ -29,7 +31,7 @@ const CACHE: usize = 256 * 1024;
 /// Multiplications under which a call stays on one thread.
 const SMALL: usize = 128 * 1024;
 
-/// How many int8 stand for an activation.
+/// How many int8, or bf16, stand for an activation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// One.
@@ -38,10 +40,11 @@ pub(crate) enum Rounding {
     Fine,
 }
 
-/// Activations as int8, reused from call to call.
+/// Activations as int8 and bf16, reused from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     blocks: Vec<QBlock>,
+    pairs: Vec<u32>,
 }
 
 /// What a kernel reads: a run of rows of one panel's inputs.
@@ -114,9 +117,19 @@ pub(crate) fn linear(
     if rows == 0 {
         return;
     }
-    let mut activations = Activations { coarse: &[], fine: &[] };
+    let mut activations = Activations::default();
     if outputs.iter().any(|(matrix, _)| matrix.quantised()) {
-        activations = scratch.quantise(path, pool, rounding, x);
+        let coarse = |row: &[f32], out: &mut [QBlock]| quantise_row(path, row, out);
+        let fine = |row: &[f32], coarse: &[QBlock], out: &mut [QBlock]| quantise_rest(path, row, coarse, out);
+        let of_row = inputs / BLOCK;
+        activations.blocks =
+            round(&mut scratch.blocks, QBlock::ZERO, of_row, pool, rounding, x, coarse, fine);
+    }
+    if path == Path::Avx512Bf16 && outputs.iter().any(|(matrix, _)| matrix.format() == Format::BF16) {
+        let coarse = |row: &[f32], out: &mut [u32]| pair_row(path, row, out);
+        let fine = |row: &[f32], coarse: &[u32], out: &mut [u32]| pair_rest(path, row, coarse, out);
+        let of_row = inputs.div_ceil(2);
+        activations.pairs = round(&mut scratch.pairs, 0, of_row, pool, rounding, x, coarse, fine);
     }
     let outputs = &*outputs;
     let panels: usize = outputs.iter().map(|(matrix, _)| matrix.panels()).sum();
@@ -143,32 +156,83 @@ pub(crate) fn linear(
     }
 }
 
-/// Activations as int8: of each row, one block after the other.
-#[derive(Clone, Copy)]
+/// A call's activations in the narrower types that its matrices are multiplied in.
+#[derive(Clone, Copy, Default)]
 struct Activations<'a> {
-    coarse: &'a [QBlock],
-    /// What the coarse ones rounded off, or nothing.
-    fine: &'a [QBlock],
+    blocks: Rounded<'a, QBlock>,
+    /// Two bf16 each, the last of an odd number with a zero.
+    pairs: Rounded<'a, u32>,
 }
 
-impl Scratch {
-    fn quantise(&mut self, path: Path, pool: &mut Pool, rounding: Rounding, x: &Rows) -> Activations<'_> {
-        let per_row = x.width() / BLOCK;
-        let all = x.len() * per_row;
-        if self.blocks.len() < 2 * all {
-            self.blocks.resize(2 * all, QBlock::ZERO);
+/// Rounded activations, row after row.
+#[derive(Clone, Copy)]
+struct Rounded<'a, T> {
+    coarse: &'a [T],
+    /// What the coarse ones rounded off, or nothing.
+    fine: &'a [T],
+}
+
+impl<T> Default for Rounded<'_, T> {
+    fn default() -> Self {
+        Self { coarse: &[], fine: &[] }
+    }
+}
+
+/// Rounds all rows to `of_row` elements each, in `buffer`.
+#[expect(clippy::too_many_arguments, reason = "what two types of element share")]
+fn round<'a, T: Copy + Send + Sync>(
+    buffer: &'a mut Vec<T>,
+    zero: T,
+    of_row: usize,
+    pool: &mut Pool,
+    rounding: Rounding,
+    x: &Rows,
+    coarsely: impl Fn(&[f32], &mut [T]) + Sync,
+    finely: impl Fn(&[f32], &[T], &mut [T]) + Sync,
+) -> Rounded<'a, T> {
+    let all = x.len() * of_row;
+    if buffer.len() < 2 * all {
+        buffer.resize(2 * all, zero);
+    }
+    let cost = x.len() * x.width();
+    let (coarse, fine) = buffer[..2 * all].split_at_mut(all);
+    pool.chunks(coarse, of_row, cost, &|row, out| coarsely(x.row(row), out));
+    if rounding == Rounding::Coarse {
+        return Rounded { coarse, fine: &[] };
+    }
+    let first = &*coarse;
+    pool.chunks(fine, of_row, 2 * cost, &|row, out| {
+        finely(x.row(row), &first[row * of_row..][..of_row], out);
+    });
+    Rounded { coarse, fine }
+}
+
+impl<T> Rounded<'_, T> {
+    /// Multiplies a run of rows of `of_row` elements: the coarse ones, and then
+    /// what they rounded off.
+    ///
+    /// # Safety
+    /// As for [`Output::put`], for all of the run's rows; `kernel` puts each.
+    unsafe fn multiply(
+        self,
+        of_row: usize,
+        run: std::ops::Range<usize>,
+        output: Output,
+        kernel: impl Fn(Input<'_, T>, Output),
+    ) {
+        let rows = run.len();
+        let elements = run.start * of_row..run.end * of_row;
+        kernel(Input { data: &self.coarse[elements.clone()], stride: of_row, rows }, output);
+        if self.fine.is_empty() {
+            return;
         }
-        let cost = x.len() * x.width();
-        let (coarse, fine) = self.blocks[..2 * all].split_at_mut(all);
-        pool.chunks(coarse, per_row, cost, &|row, out| quantise_row(path, x.row(row), out));
-        if rounding == Rounding::Coarse {
-            return Activations { coarse, fine: &[] };
+        let mut rest = [[0.0; LANES]; ROWS];
+        let spare = Output { start: rest.as_mut_ptr().cast(), stride: LANES, lanes: LANES };
+        kernel(Input { data: &self.fine[elements], stride: of_row, rows }, spare);
+        for (row, rest) in rest[..rows].iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { output.add(row, rest) };
         }
-        let first = &*coarse;
-        pool.chunks(fine, per_row, 2 * cost, &|row, out| {
-            quantise_rest(path, x.row(row), &first[row * per_row..][..per_row], out);
-        });
-        Activations { coarse, fine }
     }
 }
 
@@ -183,7 +247,6 @@ fn product(
     out: &Rows,
 ) {
     let (inputs, rows) = (matrix.inputs(), run.len());
-    let per_row = inputs / BLOCK;
     let weights = matrix.panel(panel);
     let output = Output {
         // SAFETY: the panel's first output in the run's first row lies in `out`,
@@ -197,18 +260,8 @@ fn product(
     // processor has it.
     unsafe {
         by_packing!(matrix.format(), P => {
-            let input = |blocks| Input { data: blocks, stride: per_row, rows };
-            let of_run = run.start * per_row..run.end * per_row;
-            quantised::<P>(path, weights, input(&activations.coarse[of_run.clone()]), output);
-            if !activations.fine.is_empty() {
-                let mut rest = [[0.0; LANES]; ROWS];
-                let start = rest.as_mut_ptr().cast();
-                let spare = Output { start, stride: LANES, lanes: LANES };
-                quantised::<P>(path, weights, input(&activations.fine[of_run]), spare);
-                for (row, rest) in rest[..rows].iter().enumerate() {
-                    output.add(row, rest);
-                }
-            }
+            let kernel = |input: Input<'_, QBlock>, output| quantised::<P>(path, weights, input, output);
+            activations.blocks.multiply(inputs / BLOCK, run, output, kernel);
         }, _ => {
             let input = Input { data: &x.as_slice()[run.start * inputs..run.end * inputs], stride: inputs, rows };
             match (path, matrix.format()) {
@@ -219,11 +272,16 @@ fn product(
                 #[cfg(target_arch = "x86_64")]
                 (Path::Avx2 | Path::AvxVnni, _) => avx2::plain::<avx2::Bf16>(weights, input, output),
                 #[cfg(target_arch = "x86_64")]
-                (Path::Avx512, Format::F32) => avx512::plain::<avx512::F32>(weights, input, output),
+                (Path::Avx512 | Path::Avx512Bf16, Format::F32) => avx512::plain::<avx512::F32>(weights, input, output),
                 #[cfg(target_arch = "x86_64")]
-                (Path::Avx512, Format::F16) => avx512::plain::<avx512::F16>(weights, input, output),
+                (Path::Avx512 | Path::Avx512Bf16, Format::F16) => avx512::plain::<avx512::F16>(weights, input, output),
                 #[cfg(target_arch = "x86_64")]
-                (Path::Avx512, _) => avx512::plain::<avx512::Bf16>(weights, input, output),
+                (Path::Avx512Bf16, Format::BF16) => {
+                    let kernel = |input: Input<'_, u32>, output| avx512bf16::pairs(weights, input, output);
+                    activations.pairs.multiply(inputs.div_ceil(2), run, output, kernel);
+                }
+                #[cfg(target_arch = "x86_64")]
+                (Path::Avx512 | Path::Avx512Bf16, _) => avx512::plain::<avx512::Bf16>(weights, input, output),
                 (_, format) => scalar::plain(format, weights, input, output),
             }
         });
@@ -243,7 +301,7 @@ unsafe fn quantised<P: Packing>(path: Path, weights: &[u8], input: Input<'_, QBl
             #[cfg(target_arch = "x86_64")]
             Path::AvxVnni => avxvnni::quantised::<P>(weights, input, output),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => avx512::quantised::<P>(weights, input, output),
+            Path::Avx512 | Path::Avx512Bf16 => avx512::quantised::<P>(weights, input, output),
             _ => scalar::quantised::<P>(weights, input, output),
         }
     }
