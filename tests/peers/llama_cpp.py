@@ -109,15 +109,15 @@ def server(model: Path, name: str, log: Path, *, threads: int, slots: int, token
     """llama-server with `slots` slots of `tokens` tokens each.
 
     The prompt cache in memory stays off: every state has a slot of its own, and with the cache on each new task would
-    first copy the idle ones. A request goes to the slot that it shares at least half of its prompt with. The context
-    length is overridden because the server else refuses a prompt as long as the model's context.
+    first copy the idle ones. The context length is overridden because the server else refuses a prompt as long as the
+    model's context.
     """
     command = [
         *(BIN / "llama-server", "--model", model, "--host", "127.0.0.1", "--port", "{port}"),
         *("--threads", threads, "--threads-batch", threads, "--flash-attn", flash),
         *("--parallel", slots, "--ctx-size", slots * tokens, "--no-kv-unified"),
         *("--override-kv", f"llama.context_length=int:{max(tokens, SINGLE_CONTEXT)}"),
-        *("--cache-ram", 0, "--slot-prompt-similarity", 0.5),
+        *("--cache-ram", 0),
     ]
     probe = ("/completion", {"prompt": "Hello", "n_predict": 2})
     return Server(f"llama.cpp {name}", command, log=log, probe=probe, start_seconds=120)

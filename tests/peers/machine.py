@@ -9,7 +9,11 @@ from pathlib import Path
 import cache
 
 # Instruction sets that decide which kernels each side has.
-INSTRUCTIONS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+INSTRUCTIONS = (
+    *("avx2", "fma", "f16c", "avx_vnni"),
+    *("avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
+    *("amx_int8", "amx_bf16"),
+)
 
 
 def facts() -> dict:

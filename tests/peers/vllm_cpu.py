@@ -78,6 +78,11 @@ def versions() -> str:
     return call([cache.tool("uv"), "pip", "freeze", "--python", VENV / "bin/python"], capture=True)
 
 
+def best_dtype() -> str:
+    """bf16, as the weights are, but f32 where oneDNN has no bf16 products: vLLM then takes a far slower loop."""
+    return "bfloat16" if "avx512f" in cache.processor_flags() else "float32"
+
+
 def server(log: Path, *, cores: list[int], dtype: str) -> Server:
     """`vllm serve` as its users start it: compiled, prefix caching on, one OpenMP thread bound to each core."""
     command = [
