@@ -14,11 +14,11 @@ from pathlib import Path
 from cache import PeerError, say
 
 STOP_SECONDS = 30
-# A server's threads may still spin for some milliseconds after an answer; the benchmark waits as long before each call.
-SETTLE_SECONDS = 0.05
-IDLE_SECONDS = 2.0
-# Above this share of one core, an idle peer would slow whoever is measured beside it.
-IDLE_SHARE = 0.05
+# How long a server is watched after an answer, and in what steps.
+WATCH_SECONDS = 3.0
+STEP_SECONDS = 0.25
+# Above this share of one core, it would slow whoever is measured beside it.
+BUSY_SHARE = 0.1
 
 
 class Server:
@@ -87,16 +87,25 @@ class Server:
         except urllib.error.HTTPError as error:
             raise PeerError(f"{self.name}: 200 expected, {error.code} came: {error.read().decode()}") from error
 
-    def idle_share(self) -> float:
-        """The share of one core that it uses when nobody has asked for `SETTLE_SECONDS`."""
+    def idle(self) -> dict:
+        """How it behaves when nobody asks it: for how long it stays busy after an answer, and what it uses then.
+
+        `settles_s` is in seconds, to a quarter of one; `share` is of one core, from then on.
+        """
         self._ask()
-        time.sleep(SETTLE_SECONDS)
-        before, began = cpu_seconds(self.process.pid), time.monotonic()
-        time.sleep(IDLE_SECONDS)
-        share = (cpu_seconds(self.process.pid) - before) / (time.monotonic() - began)
-        note = "" if share <= IDLE_SHARE else f": more than {IDLE_SHARE:.0%}, so it slows what is measured beside it"
-        say(f"{self.name}: idle it uses {share:.1%} of a core{note}")
-        return share
+        shares = []
+        while len(shares) * STEP_SECONDS < WATCH_SECONDS:
+            before, began = cpu_seconds(self.process.pid), time.monotonic()
+            time.sleep(STEP_SECONDS)
+            shares.append((cpu_seconds(self.process.pid) - before) / (time.monotonic() - began))
+        settled = max((step + 1 for step, share in enumerate(shares) if share > BUSY_SHARE), default=0)
+        rest = shares[settled:] or shares[-1:]
+        idle = {"settles_s": settled * STEP_SECONDS, "share": round(sum(rest) / len(rest), 4)}
+        if settled == len(shares):
+            say(f"{self.name}: still uses {idle['share']:.0%} of a core {WATCH_SECONDS:.0f} s after an answer")
+        else:
+            say(f"{self.name}: idle {idle['settles_s']} s after an answer, then uses {idle['share']:.1%} of a core")
+        return idle
 
     def stop(self) -> None:
         """Asks it to end, then ends it and every child that it left."""
