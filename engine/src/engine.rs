@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use forkpoint_kernels::cpu::Cpu;
+use forkpoint_kernels::{KvPrecision, cpu::Cpu};
 use tokio::sync::oneshot;
 
 use crate::chat::Conversation;
@@ -13,7 +14,7 @@ use crate::decide::Labels;
 use crate::error::{EngineError, StartError};
 use crate::generate::Sampling;
 use crate::kv;
-use crate::load::Checkpoint;
+use crate::load::{Checkpoint, Quantize};
 use crate::model::Llama;
 use crate::schedule::{Base, Command, Gauges, Grown, Limits, Readings, Scheduler, SequenceId, Suffix, Write};
 use crate::session::{Session, Usage};
@@ -30,17 +31,33 @@ pub struct Options {
     pub threads: usize,
     /// Bytes for keys and values.
     pub kv_memory: u64,
-    /// Tokens of a prefill that one step computes at most.
+    /// Tokens of prefill that one step computes at most; how many it takes
+    /// follows the machine's pace, so that a step lasts about 100 ms.
     pub chunk: usize,
     /// Calls that may wait for the engine.
     pub queue: usize,
+    /// How long a prompt waits for pages that live sessions hold.
+    pub patience: Duration,
     /// Tokens a session may hold; 0 takes the model's own.
     pub context: usize,
+    /// How keys and values are kept.
+    pub kv_precision: KvPrecision,
+    /// What the matrices of a plain checkpoint are packed to.
+    pub quantize: Option<Quantize>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { threads: 0, kv_memory: 1 << 30, chunk: 128, queue: 256, context: 0 }
+        Self {
+            threads: 0,
+            kv_memory: 1 << 30,
+            chunk: 256,
+            queue: 256,
+            patience: Duration::from_secs(30),
+            context: 0,
+            kv_precision: KvPrecision::Bf16,
+            quantize: None,
+        }
     }
 }
 
@@ -63,6 +80,12 @@ pub struct ModelInfo {
     pub fingerprint: u128,
     /// What runs it: "avx2, 2 threads".
     pub device: String,
+    /// What its matrices were packed to as they were loaded.
+    pub quantize: Option<Quantize>,
+    /// How keys and values are kept.
+    pub kv_precision: KvPrecision,
+    /// Bytes of a page, over all layers.
+    pub page_bytes: usize,
     /// How its makers recommend to sample it.
     pub sampling: Sampling,
     /// Why this model answers no questions, if so.
@@ -96,6 +119,8 @@ pub struct Counters {
     pub pages_cached: u64,
     /// Pages in the arena.
     pub pages_total: u64,
+    /// Bytes of a page, over all layers.
+    pub page_bytes: u64,
 }
 
 /// What every handle shares.
@@ -222,23 +247,28 @@ impl Engine {
     /// # Errors
     /// When the checkpoint is not supported or does not fit this machine.
     pub fn start(checkpoint: &Path, options: &Options) -> Result<Self, StartError> {
-        let checkpoint = Checkpoint::open(checkpoint)?;
+        let mut checkpoint = Checkpoint::open(checkpoint)?;
+        if let Some(quantize) = options.quantize {
+            checkpoint = checkpoint.quantized(quantize)?;
+        }
         let config = &checkpoint.config;
         let context = match options.context {
             0 => config.context,
             wanted => wanted.min(config.context),
         };
-        let page_bytes = config.kv_shape(1).page_bytes();
+        let page_bytes = config.kv_shape(1, options.kv_precision).page_bytes();
         let pages = (options.kv_memory / page_bytes as u64) as usize;
         if pages < LEAST_PAGES {
             let bytes = options.kv_memory;
             return Err(StartError::KvMemory { bytes, pages, page_bytes, least: LEAST_PAGES });
         }
+        let kv = config.kv_shape(pages, options.kv_precision);
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
-        let limits = Limits { chunk: options.chunk.max(1), queue: options.queue, context };
+        let patience = options.patience;
+        let limits = Limits { chunk: options.chunk.max(1), queue: options.queue, context, patience };
         let tokenizer = Arc::clone(&checkpoint.tokenizer);
         let template = Arc::clone(&checkpoint.template);
         let labels = Labels::prove(&tokenizer, &template);
@@ -251,6 +281,9 @@ impl Engine {
             vocab: config.vocab,
             fingerprint: checkpoint.fingerprint(),
             device: String::new(),
+            quantize: options.quantize,
+            kv_precision: options.kv_precision,
+            page_bytes,
             sampling: checkpoint.sampling.clone(),
             decide_unsupported: labels.as_ref().err().cloned(),
         };
@@ -265,7 +298,7 @@ impl Engine {
                 Ok(device) => device,
                 Err(error) => return drop(started.send(Err(StartError::from(error)))),
             };
-            let model = match Llama::load(device, &checkpoint, pages, limits.rows()) {
+            let model = match Llama::load(device, &checkpoint, kv, limits.rows()) {
                 Ok(model) => model,
                 Err(error) => return drop(started.send(Err(error))),
             };
@@ -314,6 +347,7 @@ impl Engine {
             pages_held: gauges.pages_held.load(Relaxed),
             pages_cached: gauges.pages_cached.load(Relaxed),
             pages_total: self.shared.pages as u64,
+            page_bytes: self.shared.model.page_bytes as u64,
         }
     }
 

@@ -51,5 +51,7 @@ pub use chat::{Conversation, Message, Role, Tool};
 pub use decide::{Answer, ChoiceOption, Criteria, Question, Verdict};
 pub use engine::{Counters, Engine, ModelInfo, Options};
 pub use error::{EngineError, StartError};
+pub use forkpoint_kernels::KvPrecision;
 pub use generate::{Completion, Ended, Event, FinishReason, Generation, Sampling, TokenLogprob};
+pub use load::Quantize;
 pub use session::{Session, Stream, Usage};

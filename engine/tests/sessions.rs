@@ -173,6 +173,47 @@ async fn what_does_not_fit_is_refused_with_numbers() {
     all_pages_back(&engine).await;
 }
 
+/// An engine of few pages, and how many tokens they hold.
+fn crowded(pages: u64, patience: Duration) -> (Engine, usize) {
+    let probe = tiny(&Options::default());
+    let page = probe.model().page_bytes as u64;
+    (tiny(&Options { kv_memory: pages * page, patience, ..Options::default() }), pages as usize * 16)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_wait_for_pages_that_others_hold() {
+    let (engine, _) = crowded(24, Duration::from_secs(60));
+    let vocab = engine.model().vocab as u32;
+    // Each takes a third of the cache, and eight come at once.
+    let opens = (0..8).map(|n| {
+        let engine = engine.clone();
+        let prompt: Vec<u32> = (0..120).map(|i| (i * 7 + n * 131 + 5) % vocab).collect();
+        tokio::spawn(async move {
+            let session = engine.open_tokens(&prompt, "").await?;
+            let reply = session.generate(reply(4)).await?.complete().await?;
+            Ok::<_, EngineError>((session.usage().tokens, reply.tokens))
+        })
+    });
+    for open in opens.collect::<Vec<_>>() {
+        let (tokens, _) = open.await.unwrap().expect("it waits for its turn");
+        assert_eq!(tokens, 120);
+    }
+    all_pages_back(&engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn patience_ends_with_an_error() {
+    let (engine, tokens) = crowded(12, Duration::from_millis(300));
+    let held = engine.open_tokens(&vec![1; tokens / 2], "").await.unwrap();
+    match engine.open_tokens(&vec![2; tokens * 3 / 4], "").await {
+        Err(EngineError::Full { pages: 9, free: 6, total: 12 }) => {}
+        other => panic!("{other:?}"),
+    }
+    drop(held);
+    engine.open_tokens(&vec![2; tokens * 3 / 4], "").await.unwrap();
+    all_pages_back(&engine).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_cache_ends_a_reply_with_an_error_and_loses_no_page() {
     let probe = tiny(&Options::default());

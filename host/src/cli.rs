@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use forkpoint_engine::{KvPrecision, Quantize};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Bytes, Config};
@@ -75,6 +76,12 @@ struct ServeArgs {
     /// Memory for keys and values, such as 1GiB [default: 1GiB].
     #[arg(long, env = "FORKPOINT_KV_MEMORY", value_name = "SIZE")]
     kv_memory: Option<Bytes>,
+    /// How keys and values are kept: bf16, int8 or int4 [default: bf16].
+    #[arg(long, env = "FORKPOINT_KV_PRECISION", value_name = "PRECISION")]
+    kv_precision: Option<KvPrecision>,
+    /// Pack the weights of a bf16, f16 or f32 checkpoint to int8 or int4 as they are loaded.
+    #[arg(long, env = "FORKPOINT_QUANTIZE", value_name = "WEIGHTS")]
+    quantize: Option<Quantize>,
     /// Threads; 0 takes one a core [default: 0].
     #[arg(long, env = "FORKPOINT_THREADS", value_name = "N")]
     threads: Option<usize>,
@@ -186,6 +193,8 @@ impl ServeArgs {
         let model = &mut config.model;
         model.source = self.model.unwrap_or_else(|| std::mem::take(&mut model.source));
         model.kv_memory = self.kv_memory.unwrap_or(model.kv_memory);
+        model.kv_precision = self.kv_precision.unwrap_or(model.kv_precision);
+        model.quantize = self.quantize.or(model.quantize);
         model.threads = self.threads.unwrap_or(model.threads);
         model.context = self.context.unwrap_or(model.context);
         config.plugins.dir = self.plugins.unwrap_or(config.plugins.dir);

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use forkpoint_engine::Tool;
+use forkpoint_engine::{KvPrecision, Quantize, Tool};
 use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer};
 
@@ -118,6 +118,12 @@ pub struct ModelConfig {
     pub kv_memory: Bytes,
     /// Threads; 0 takes one a core.
     pub threads: usize,
+    /// How keys and values are kept: "bf16", "int8" or "int4".
+    #[serde(deserialize_with = "word")]
+    pub kv_precision: KvPrecision,
+    /// What the weights of a bf16, f16 or f32 checkpoint are packed to: "int8" or "int4".
+    #[serde(deserialize_with = "some_word")]
+    pub quantize: Option<Quantize>,
     /// Tokens that a session may hold; 0 takes the model's own.
     pub context: usize,
 }
@@ -128,10 +134,23 @@ impl Default for ModelConfig {
             source: crate::models::DEFAULT.to_owned(),
             aliases: Vec::new(),
             kv_memory: Bytes(1 << 30),
+            kv_precision: KvPrecision::default(),
+            quantize: None,
             threads: 0,
             context: 0,
         }
     }
+}
+
+/// A word of a closed set.
+fn word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(deserializer: D) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+fn some_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    word(deserializer).map(Some)
 }
 
 /// `[plugins]`.
@@ -434,6 +453,8 @@ mod tests {
             ("[server]\naddr = 'nowhere'", "line 2, column 8"),
             ("[model]\nkv_memory = 'lots'", "\"lots\" is not a size"),
             ("[model]\nkv_memory = -1", "must not be negative"),
+            ("[model]\nkv_precision = 'fp8'", "must be bf16, int8 or int4, got \"fp8\""),
+            ("[model]\nquantize = 'q4'", "must be int8 or int4, got \"q4\""),
             ("[routes]\nx = []", "routes.x: a route needs at least one policy"),
             ("[routes]\nx = ['A b']", "routes.x: \"A b\" cannot be a policy's name"),
             ("[policies.'A b']", "policies.A b: names have"),

@@ -8,6 +8,7 @@
 mod config;
 mod error;
 mod gguf;
+mod quantize;
 mod recommended;
 mod safetensors;
 
@@ -22,6 +23,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
 pub use error::LoadError;
+pub use quantize::Quantize;
 
 pub(crate) use error::At;
 pub(crate) use gguf::Gguf;
@@ -59,6 +61,8 @@ pub struct Checkpoint {
     path: PathBuf,
     files: Vec<MappedFile>,
     tensors: BTreeMap<String, Tensor>,
+    /// What plain matrices are packed to as they are read.
+    quantize: Option<Quantize>,
 }
 
 impl Checkpoint {
@@ -98,7 +102,7 @@ impl Checkpoint {
         let tensors = gguf.tensors;
         let (tokenizer, template) = (Arc::new(tokenizer), Arc::new(template));
         let (path, files) = (path.into(), vec![file]);
-        Ok(Self { config, tokenizer, template, name, sampling, path, files, tensors })
+        Ok(Self { config, tokenizer, template, name, sampling, path, files, tensors, quantize: None })
     }
 
     fn open_folder(folder: &Path) -> Result<Self, LoadError> {
@@ -133,7 +137,7 @@ impl Checkpoint {
         let (tokenizer, template) = (Arc::new(tokenizer), Arc::new(template));
         let sampling = recommended::from_json(At(&folder.join("generation_config.json")), &generation)?;
         let (name, path) = (stem(folder), folder.into());
-        Ok(Self { config, tokenizer, template, name, sampling, path, files, tensors })
+        Ok(Self { config, tokenizer, template, name, sampling, path, files, tensors, quantize: None })
     }
 
     /// Checks that the tensors are those that the configuration implies.
@@ -238,6 +242,9 @@ impl Checkpoint {
             hash.update(text.as_bytes());
         };
         text("forkpoint checkpoint 1");
+        if let Some(quantize) = self.quantize {
+            text(quantize.name());
+        }
         text(&format!("{:?}", self.config));
         for (name, tensor) in &self.tensors {
             text(name);

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use forkpoint_kernels::{Activation, Attention, AttentionBatch, Backend, KvShape, PageId, Rope, Slot};
+use forkpoint_kernels::{
+    Activation, Attention, AttentionBatch, Backend, KvPrecision, KvShape, PageId, Rope, Slot,
+};
 
 use crate::error::StartError;
 use crate::load::Checkpoint;
@@ -51,8 +53,9 @@ pub struct Config {
 impl Config {
     /// The shape of an arena of `pages` for this model.
     #[must_use]
-    pub fn kv_shape(&self, pages: usize) -> KvShape {
-        KvShape { layers: self.layers, heads: self.kv_heads, head_dim: self.head_dim, pages }
+    pub fn kv_shape(&self, pages: usize, precision: KvPrecision) -> KvShape {
+        let (layers, heads, head_dim) = (self.layers, self.kv_heads, self.head_dim);
+        KvShape { layers, heads, head_dim, pages, precision }
     }
 }
 
@@ -83,7 +86,7 @@ impl<B: Backend> Block<B> {
             Ok(device.vector(&checkpoint.vector(&name(part))?))
         };
         let matrix = |device: &mut B, part: &str| -> Result<B::Matrix, StartError> {
-            Ok(device.matrix(&checkpoint.matrix(&name(part))?)?)
+            checkpoint.upload(&name(part), device)
         };
         let qkv_bias = if config.qkv_bias {
             let [q, k, v] = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
@@ -163,18 +166,17 @@ impl<B: Backend> Llama<B> {
     pub(crate) fn load(
         mut device: B,
         checkpoint: &Checkpoint,
-        pages: usize,
+        kv: KvShape,
         rows: usize,
     ) -> Result<Self, StartError> {
         let config = checkpoint.config.clone();
-        let kv = device.kv(config.kv_shape(pages))?;
-        let embedding = device.matrix(&checkpoint.matrix("token_embd.weight")?)?;
+        let kv = device.kv(kv)?;
+        let embedding = checkpoint.upload("token_embd.weight", &mut device)?;
         let blocks = (0..config.layers)
             .map(|layer| Block::load(&config, checkpoint, &mut device, layer))
             .collect::<Result<_, _>>()?;
         let output_norm = device.vector(&checkpoint.vector("output_norm.weight")?);
-        let head =
-            if config.tied { None } else { Some(device.matrix(&checkpoint.matrix("output.weight")?)?) };
+        let head = if config.tied { None } else { Some(checkpoint.upload("output.weight", &mut device)?) };
         let (width, queries) = (config.width, config.heads * config.head_dim);
         let keys = config.kv_heads * config.head_dim;
         let scratch = Scratch {

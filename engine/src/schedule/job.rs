@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forkpoint_kernels::PAGE_TOKENS;
 use tokio::sync::mpsc;
@@ -24,6 +25,10 @@ pub(super) struct Job {
     pub(super) reused: usize,
     pub(super) computed: usize,
     pub(super) then: Then,
+    /// The pages of all its tokens are promised to it. What follows a live
+    /// session never waits behind new prompts: they wait for its pages.
+    pub(super) admitted: bool,
+    since: Instant,
 }
 
 /// What follows once a job's tokens are computed.
@@ -40,8 +45,19 @@ pub(super) enum Then {
 
 impl Job {
     pub(super) fn new(id: Option<SequenceId>, start: Start, then: Then) -> Self {
-        let Start { sequence, tokens, reused } = start;
-        Self { id, sequence, tokens, done: 0, reused, computed: 0, then }
+        let Start { sequence, tokens, reused, fresh } = start;
+        let since = Instant::now();
+        Self { id, sequence, tokens, done: 0, reused, computed: 0, then, admitted: !fresh, since }
+    }
+
+    /// Pages that its pending tokens still need.
+    pub(super) fn pages_to_come(&self) -> usize {
+        self.sequence.pages_for(self.pending().len())
+    }
+
+    /// How long it has been here.
+    pub(super) fn waited(&self) -> Duration {
+        self.since.elapsed()
     }
 
     pub(super) fn pending(&self) -> &[u32] {

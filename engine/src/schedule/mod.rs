@@ -5,6 +5,7 @@
 //! decisions first, then every reply's next token, then chunks of prefill.
 
 mod job;
+mod pace;
 mod step;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -12,6 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use forkpoint_kernels::{Backend, PAGE_TOKENS};
 use tokio::sync::{mpsc as async_mpsc, oneshot};
@@ -23,6 +25,7 @@ use crate::kv::{Chain, PageCopy, Pages, Sequence, Shortage};
 use crate::model::Llama;
 use crate::tokenizer::Tokenizer;
 use job::{Job, Read, ReadCall, Then, Writer};
+use pace::Pace;
 
 /// A sequence that a handle outside holds.
 pub(crate) type SequenceId = u64;
@@ -136,17 +139,21 @@ struct Start {
     tokens: Vec<u32>,
     /// Tokens of the sequence that were found resident.
     reused: usize,
+    /// A new prompt, not what follows a live session.
+    fresh: bool,
 }
 
 /// Bounds of the schedule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Prefill tokens in a step.
+    /// Prefill tokens in a step at most; the machine's pace sets how many.
     pub(crate) chunk: usize,
     /// Jobs that may wait.
     pub(crate) queue: usize,
     /// Tokens that a session may hold.
     pub(crate) context: usize,
+    /// How long a prompt waits for pages that live sessions hold.
+    pub(crate) patience: Duration,
 }
 
 impl Limits {
@@ -160,18 +167,21 @@ impl Limits {
         self.chunk
     }
 
-    /// Rows of prefill in a step that has `used` others: it gives way, but
-    /// never starves.
-    fn prefill(&self, used: usize) -> usize {
-        self.chunk.saturating_sub(used).max(self.chunk.div_ceil(4))
+    /// Rows of prefill in a step that has `used` others, of `chunk` without
+    /// them: it gives way, but never starves.
+    fn prefill(chunk: usize, used: usize) -> usize {
+        chunk.saturating_sub(used).max(chunk.div_ceil(4))
     }
 
     /// Rows of a step at most.
     pub(crate) fn rows(&self) -> usize {
         let others = self.decisions() + self.replies();
-        others + self.prefill(others)
+        others + Self::prefill(self.chunk, others)
     }
 }
+
+/// How often jobs that wait for pages are looked at when nothing else happens.
+const WAIT: Duration = Duration::from_millis(50);
 
 /// The thread's state.
 pub(crate) struct Scheduler<B: Backend> {
@@ -181,6 +191,9 @@ pub(crate) struct Scheduler<B: Backend> {
     limits: Limits,
     sessions: HashMap<SequenceId, Sequence>,
     jobs: VecDeque<Job>,
+    pace: Pace,
+    /// Since when no job got the pages that it needs.
+    stuck: Option<Instant>,
     gauges: Arc<Gauges>,
     /// Seeds replies that name no seed.
     seeds: u64,
@@ -204,6 +217,8 @@ impl<B: Backend> Scheduler<B> {
             limits,
             sessions: HashMap::new(),
             jobs: VecDeque::new(),
+            pace: Pace::default(),
+            stuck: None,
             gauges,
             seeds,
         }
@@ -228,11 +243,19 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
             self.drop_abandoned();
-            self.step();
+            let moved = self.step();
             if cfg!(debug_assertions) {
                 self.pages.check();
             }
             self.publish();
+            if !moved && !self.jobs.is_empty() {
+                // All wait for pages, which only a session's release frees.
+                match commands.recv_timeout(WAIT) {
+                    Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                    Ok(command) => self.accept(command),
+                    Err(mpsc::RecvTimeoutError::Timeout) => {}
+                }
+            }
         }
         self.stop();
     }
@@ -266,10 +289,11 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// The sequence that a call starts from and what is left to compute.
-    /// Refuses what could not be served even alone; what others take meanwhile
-    /// shows only as it is computed.
+    /// Refuses what could not be served even alone; what others hold it waits
+    /// for.
     fn base(&mut self, base: Base, mut tokens: Vec<u32>) -> Result<Start, EngineError> {
         self.admit()?;
+        let fresh = matches!(base, Base::Root(_));
         let (sequence, reused) = match base {
             Base::Root(root) => {
                 let mut sequence = Sequence::new(&self.pages, root);
@@ -291,15 +315,15 @@ impl<B: Backend> Scheduler<B> {
         let refused = if sequence.len() + tokens.len() > self.limits.context {
             Some(self.too_long(sequence.len() + tokens.len()))
         } else {
-            let pages = sequence.pages_for(tokens.len());
-            (pages > self.pages.available()).then(|| self.full(Shortage { pages }))
+            let pages = (sequence.len() + tokens.len()).div_ceil(PAGE_TOKENS);
+            (pages > self.pages.total()).then(|| self.full(Shortage { pages }))
         };
         match refused {
             Some(error) => {
                 sequence.retire();
                 Err(error)
             }
-            None => Ok(Start { sequence, tokens, reused }),
+            None => Ok(Start { sequence, tokens, reused, fresh }),
         }
     }
 
@@ -398,13 +422,14 @@ impl<B: Backend> Scheduler<B> {
                 sequence: self.fork(id, at)?,
                 tokens: suffixes[0].tokens[..head].to_vec(),
                 reused: 0,
+                fresh: false,
             };
             self.jobs.push_back(Job::new(None, start, Then::Head { head, suffixes, call: call.clone() }));
             return Ok(call);
         }
         let mut forks = Vec::with_capacity(suffixes.len());
         for (index, Suffix { tokens, wanted }) in suffixes.into_iter().enumerate() {
-            let start = Start { sequence: self.fork(id, at)?, tokens, reused: 0 };
+            let start = Start { sequence: self.fork(id, at)?, tokens, reused: 0, fresh: false };
             forks.push(Job::new(None, start, Then::Read(Read { call: call.clone(), index, wanted })));
         }
         self.jobs.extend(forks);

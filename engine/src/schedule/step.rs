@@ -3,14 +3,19 @@
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use forkpoint_kernels::{AttentionBatch, Backend, Group, PAGE_TOKENS, PageId, Slot, Span};
 
 use super::job::{Job, Read, Then};
-use super::{Scheduler, Start, Suffix};
+use super::{Limits, Scheduler, Start, Suffix};
 use crate::error::EngineError;
-use crate::kv::Chain;
+use crate::kv::{Chain, Shortage};
 use crate::model::Step;
+
+/// How long jobs that compute already wait for a session to end, when none of
+/// them has room to go on.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// A job's part of a step: its next `rows` pending tokens. None when it only
 /// waits for the logits of a tip that is there.
@@ -31,16 +36,19 @@ struct Plan {
 }
 
 impl<B: Backend> Scheduler<B> {
-    /// Computes one step and hands on what it yields.
-    pub(super) fn step(&mut self) {
+    /// Computes one step and hands on what it yields. Returns whether anything
+    /// moved: if not, every job waits for pages.
+    pub(super) fn step(&mut self) -> bool {
+        let before = self.jobs.len();
         let mut parts = self.select();
         self.reserve(&mut parts);
         if parts.is_empty() {
-            return;
+            return self.jobs.len() < before;
         }
         self.compute(&mut parts);
         self.follow(parts);
         self.gauges.steps.fetch_add(1, Relaxed);
+        true
     }
 
     /// Takes the jobs of this step off the queue: decisions first, then every
@@ -55,7 +63,7 @@ impl<B: Backend> Scheduler<B> {
         let mut replies = limits.replies();
         waiting = self.take(waiting, &mut parts, |job| job.is_decode(), &mut replies);
         let used = limits.decisions() - decisions + limits.replies() - replies;
-        let mut prefill = limits.prefill(used);
+        let mut prefill = Limits::prefill(self.pace.rows(limits.chunk), used);
         waiting = self.take(waiting, &mut parts, |_| true, &mut prefill);
         self.jobs = waiting;
         parts
@@ -71,6 +79,10 @@ impl<B: Backend> Scheduler<B> {
     ) -> VecDeque<Job> {
         let mut others = VecDeque::with_capacity(waiting.len());
         let mut computing: HashSet<Chain> = HashSet::new();
+        let admitted = waiting.iter().filter(|job| job.admitted);
+        let mut promised: usize = admitted.map(Job::pages_to_come).sum();
+        // Who waits for pages is not overtaken by who needs fewer.
+        let mut full = false;
         for mut job in waiting {
             if !kind(&job) || *budget == 0 {
                 others.push_back(job);
@@ -84,6 +96,20 @@ impl<B: Backend> Scheduler<B> {
                 if twin {
                     others.push_back(job);
                     continue;
+                }
+                if !job.admitted {
+                    let pages = job.pages_to_come();
+                    full |= pages > self.room(promised, job.waited());
+                    if full && pages > 0 {
+                        if job.waited() < self.limits.patience {
+                            others.push_back(job);
+                        } else {
+                            job.fail(self.full(Shortage { pages }));
+                        }
+                        continue;
+                    }
+                    job.admitted = true;
+                    promised += pages;
                 }
             }
             if job.is_done() && matches!(job.then, Then::Keep { .. }) {
@@ -101,6 +127,15 @@ impl<B: Backend> Scheduler<B> {
         others
     }
 
+    /// Pages that a new prompt may take: what is promised to others is not
+    /// there, and some stay free for the decisions and replies of the sessions
+    /// that live, as long as waiting for them may help.
+    fn room(&self, promised: usize, waited: Duration) -> usize {
+        let alone = promised == 0 && self.sessions.is_empty();
+        let spare = if alone || waited >= self.limits.patience { 0 } else { self.pages.total() / 32 };
+        self.pages.available().saturating_sub(promised + spare)
+    }
+
     /// A job with nothing left to compute reads its sequence's tip; where that
     /// is missing, the last token is computed again.
     fn find_something_to_read(&mut self, job: &mut Job) -> Result<(), EngineError> {
@@ -116,16 +151,37 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Makes room for every part's rows; a job that gets none fails.
+    /// Makes room for every part's rows. A job that gets none waits for those
+    /// that go on, and for sessions that may end. When neither helps, the one
+    /// that has computed least fails.
     fn reserve(&mut self, parts: &mut Vec<Part>) {
+        let mut short = Vec::new();
         let mut kept = Vec::with_capacity(parts.len());
         for mut part in parts.drain(..) {
             match part.job.sequence.reserve(part.rows) {
                 Ok(()) => kept.push(part),
-                Err(shortage) => part.job.fail(self.full(shortage)),
+                Err(shortage) => short.push((part.job, shortage)),
             }
         }
         *parts = kept;
+        if !parts.is_empty() || short.is_empty() {
+            self.stuck = None;
+        } else if self.sessions.is_empty() || self.stuck_for() >= GRACE.min(self.limits.patience) {
+            let least = short.iter().enumerate().min_by_key(|(_, (job, _))| job.computed);
+            if let Some(index) = least.map(|(index, _)| index) {
+                let (job, shortage) = short.remove(index);
+                job.fail(self.full(shortage));
+                self.stuck = None;
+            }
+        }
+        for (job, _) in short.into_iter().rev() {
+            self.jobs.push_front(job);
+        }
+    }
+
+    /// Since when no job got the pages that it needs.
+    fn stuck_for(&mut self) -> Duration {
+        self.stuck.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// Runs the model over all rows, and keeps the tips of finished jobs.
@@ -134,12 +190,14 @@ impl<B: Backend> Scheduler<B> {
         if plan.tokens.is_empty() {
             return;
         }
+        let start = Instant::now();
         self.model.forward(Step {
             tokens: &plan.tokens,
             positions: &plan.positions,
             slots: &plan.slots,
             batch: AttentionBatch { groups: &plan.groups, spans: &plan.spans, table: &plan.table },
         });
+        self.pace.learn(plan.tokens.len(), start.elapsed());
         let mut finished = Vec::new();
         let mut row = 0;
         for (index, part) in parts.iter_mut().enumerate().filter(|(_, part)| part.rows > 0) {
@@ -230,7 +288,7 @@ impl<B: Backend> Scheduler<B> {
                     if let Some(copy) = copy {
                         self.copy(&copy);
                     }
-                    let start = Start { sequence: fork, tokens, reused: 0 };
+                    let start = Start { sequence: fork, tokens, reused: 0, fresh: false };
                     self.jobs.push_back(Job::new(None, start, then));
                 }
                 Err(shortage) => {

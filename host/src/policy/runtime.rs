@@ -19,6 +19,9 @@ pub(super) const TABLE_ELEMENTS: usize = 40_000;
 /// it holds a thread before others get their turn.
 const TICK: Duration = Duration::from_millis(1);
 
+/// Ticks without a guest before the ticking thread sleeps: to wake it costs as much as a short call.
+const LINGER: u32 = 100;
+
 /// Most bytes that one call may copy out of a guest, which bounds what a plan or question can be.
 const LIFTED: usize = 16 << 20;
 
@@ -173,7 +176,7 @@ fn pool(instances: u32, memory: usize) -> PoolingAllocationConfig {
     pool
 }
 
-/// The thread that advances the epoch while any guest runs, and sleeps otherwise.
+/// The thread that advances the epoch while any guest runs or ran of late, and sleeps otherwise.
 struct Ticker {
     shared: Arc<Shared>,
     wake: Thread,
@@ -194,13 +197,15 @@ impl Ticker {
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
+                let mut idle = 0;
                 while !mine.stop.load(Ordering::Acquire) {
-                    if mine.running.load(Ordering::Acquire) == 0 {
+                    idle = if mine.running.load(Ordering::Acquire) == 0 { idle + 1 } else { 0 };
+                    if idle > LINGER {
                         std::thread::park();
-                    } else {
-                        std::thread::sleep(TICK);
-                        engine.increment_epoch();
+                        idle = 0;
                     }
+                    std::thread::sleep(TICK);
+                    engine.increment_epoch();
                 }
             })
             .map_err(|cause| StartError::Thread { name, cause })?;

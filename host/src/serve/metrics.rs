@@ -187,6 +187,7 @@ impl Metrics {
             ("pages_held", "Pages held by live sessions.", engine.pages_held),
             ("pages_cached", "Pages kept for reuse.", engine.pages_cached),
             ("pages", "Pages in the arena.", engine.pages_total),
+            ("page_bytes", "Bytes of a page, over all layers.", engine.page_bytes),
         ] {
             text.single(&format!("forkpoint_engine_{name}"), "gauge", help, value);
         }

@@ -205,6 +205,8 @@ impl App {
         let options = Options {
             threads: config.model.threads,
             kv_memory: config.model.kv_memory.0,
+            kv_precision: config.model.kv_precision,
+            quantize: config.model.quantize,
             context: config.model.context,
             ..Options::default()
         };

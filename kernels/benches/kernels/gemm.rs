@@ -8,7 +8,7 @@ use forkpoint_kernels::{
 };
 
 use crate::{
-    peak::{Dots, Multiplies, Peak, Reads},
+    peak::{Dots, Halves, Multiplies, Peak, Reads},
     report,
     support::{FORMATS, Random, matrix_bytes, rows},
 };
@@ -42,6 +42,7 @@ pub(crate) fn run(path: Path) {
             };
             let products = (count * outputs * inputs) as f64;
             let peak: &dyn Peak = match format {
+                Format::BF16 if path == Path::Avx512Bf16 => &Halves(path),
                 Format::F32 | Format::F16 | Format::BF16 => &Multiplies(path),
                 _ => &Dots(path),
             };

@@ -21,6 +21,8 @@ pub(crate) trait Peak {
 pub(crate) struct Dots(pub(crate) Path);
 /// Products of f32.
 pub(crate) struct Multiplies(pub(crate) Path);
+/// Products of bf16, where there is an instruction for them.
+pub(crate) struct Halves(pub(crate) Path);
 /// Bytes read from memory.
 pub(crate) struct Reads;
 
@@ -39,7 +41,9 @@ impl Peak for Dots {
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => (32, x86::maddubs as unsafe fn()),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => (64, x86::dpbusd),
+            Path::AvxVnni => (32, x86::dpbusd256),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 | Path::Avx512Bf16 => (64, x86::dpbusd),
             path => unreachable!("no peak of {}", path.name()),
         })
     }
@@ -53,10 +57,24 @@ impl Peak for Multiplies {
     fn rate(&self) -> f64 {
         timed(match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => (8, x86::fma256 as unsafe fn()),
+            Path::Avx2 | Path::AvxVnni => (8, x86::fma256 as unsafe fn()),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => (16, x86::fma512),
+            Path::Avx512 | Path::Avx512Bf16 => (16, x86::fma512),
             path => unreachable!("no peak of {}", path.name()),
+        })
+    }
+}
+
+impl Peak for Halves {
+    fn name(&self) -> &'static str {
+        "the bf16 peak"
+    }
+
+    fn rate(&self) -> f64 {
+        timed(match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512Bf16 => (32, x86::dpbf16 as unsafe fn()),
+            path => unreachable!("no bf16 peak of {}", path.name()),
         })
     }
 }
@@ -125,6 +143,22 @@ mod x86 {
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn fma256() {
         chains!(_mm256_setzero_ps(), sum => |a, sum| _mm256_fmadd_ps(a, a, sum), _mm256_set1_ps(1e-3));
+    }
+
+    /// # Safety
+    /// The processor has AVX-VNNI.
+    #[target_feature(enable = "avx2,avxvnni")]
+    pub(super) unsafe fn dpbusd256() {
+        chains!(_mm256_setzero_si256(), sum => |a, sum| _mm256_dpbusd_avx_epi32(sum, a, a), _mm256_set1_epi8(3));
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 F and BF16.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub(super) unsafe fn dpbf16() {
+        // SAFETY: 32 bf16 and 32 u16 are the same bits.
+        let ones: __m512bh = unsafe { std::mem::transmute(_mm512_set1_epi16(0x3f80)) };
+        chains!(_mm512_setzero_ps(), sum => |a, sum| _mm512_dpbf16_ps(sum, a, a), ones);
     }
 
     /// # Safety

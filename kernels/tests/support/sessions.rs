@@ -201,7 +201,7 @@ impl Bench {
 fn kept(precision: KvPrecision, x: &[f32]) -> Vec<f64> {
     let short = |v: f32| bf16::from_f32(v).to_f32();
     // Half up, unlike a conversion.
-    let unpacked = |v: f32| f64::from(f32::from_bits(v.to_bits() + 0x8000 & 0xffff_0000));
+    let unpacked = |v: f32| f64::from(f32::from_bits((v.to_bits() + 0x8000) & 0xffff_0000));
     let inverse = |v: f32| if v == 0.0 { 0.0 } else { 1.0 / v };
     match precision {
         KvPrecision::Bf16 => x.iter().map(|&x| f64::from(short(x))).collect(),
