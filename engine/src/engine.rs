@@ -162,6 +162,12 @@ impl Shared {
         self.tokenizer.encode(text)
     }
 
+    /// A text's tokens, after the one that begins a text where the model's files ask for it.
+    fn tokens(&self, text: &str) -> Vec<u32> {
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
+        bos.into_iter().chain(self.encode(text)).collect()
+    }
+
     pub(crate) fn starts_with_special(&self, text: &str) -> bool {
         self.tokenizer.starts_with_special(text)
     }
@@ -351,6 +357,16 @@ impl Engine {
         }
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// The tokens of a text, as [`Engine::open_text`] holds it.
+    #[must_use]
+    pub fn tokens(&self, text: &str) -> Vec<u32> {
+        self.shared.tokens(text)
+    }
+
     /// Tokens in a text, special tokens written in it counted as such.
     #[must_use]
     pub fn count_tokens(&self, text: &str) -> usize {
@@ -383,8 +399,7 @@ impl Engine {
     pub async fn open_text(&self, text: &str, salt: &str) -> Result<Session, EngineError> {
         let (shared, text) = (Arc::clone(&self.shared), text.to_owned());
         let (text, tokens) = blocking(move || {
-            let bos = shared.tokenizer.bos().filter(|_| shared.tokenizer.add_bos());
-            let tokens: Vec<u32> = bos.into_iter().chain(shared.encode(&text)).collect();
+            let tokens = shared.tokens(&text);
             Ok((text, tokens))
         })
         .await?;

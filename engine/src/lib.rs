@@ -46,6 +46,7 @@ mod schedule;
 mod session;
 pub mod template;
 pub mod tokenizer;
+mod words;
 
 pub use chat::{Conversation, Message, Role, Tool};
 pub use decide::{Answer, ChoiceOption, Criteria, Question, Verdict};
@@ -55,3 +56,4 @@ pub use forkpoint_kernels::KvPrecision;
 pub use generate::{Completion, Ended, Event, FinishReason, Generation, Sampling, TokenLogprob};
 pub use load::Quantize;
 pub use session::{Session, Stream, Usage};
+pub use words::Prompt;

@@ -11,9 +11,7 @@ use crate::engine::{Resident, Shared};
 use crate::error::EngineError;
 use crate::generate::{Completion, Event, Generation, Sampling};
 use crate::schedule::{Base, Found, Suffix, Wanted, Write};
-
-/// Stands for a question while the turn around it is rendered.
-const PLACEHOLDER: &str = "forkpoint-question-placeholder";
+use crate::words::Words;
 
 /// Where a session's tokens came from, and what was computed on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -217,8 +215,8 @@ impl Session {
         let resident = self.shared().resident();
         let write = Write {
             limit: sampling.max_tokens.map_or(usize::MAX, |limit| limit as usize),
+            eos: if sampling.ignore_eos { Arc::default() } else { self.shared().eos() },
             sampling,
-            eos: self.shared().eos(),
             events,
         };
         resident.write(delta.base, delta.tokens, write).await?;
@@ -227,52 +225,26 @@ impl Session {
 
     /// The tokens of more turns, and of the reply's opening where `open`.
     fn delta(&self, turns: &[Message], open: bool) -> Result<Delta, EngineError> {
-        let text = self.render(turns, open)?;
-        match self.added(&text) {
-            Some(added) => {
-                let (base, tokens) = (Base::Tip(self.resident.id()), self.shared().encode(added));
-                Ok(Delta { base, tokens, text })
-            }
-            None => {
-                let (base, tokens) = (Base::Beginning(self.resident.id()), self.shared().encode(&text));
-                Ok(Delta { base, tokens, text })
-            }
-        }
+        let (added, text) = self.words().delta(turns, open)?;
+        Ok(Delta { base: self.base(added.continues), tokens: added.tokens, text })
     }
 
-    /// A question's turn is rendered once, and each question put in its place.
     fn suffixes(&self, questions: &[Question]) -> Result<(Base, Vec<Suffix>), EngineError> {
         let labels = self.shared().labels()?;
-        let frame = self.render(&[Message::new(Role::User, PLACEHOLDER)], true)?;
-        let (before, after) = frame.rsplit_once(PLACEHOLDER).ok_or_else(|| {
-            EngineError::Invalid("the model's chat template leaves out what the last user says".into())
-        })?;
+        let added = self.words().suffixes(questions)?;
+        let wanted = questions.iter().map(|question| Wanted::Labels(labels.of(&question.criteria)));
+        let suffixes = added.suffixes.into_iter().zip(wanted);
+        let suffixes = suffixes.map(|(tokens, wanted)| Suffix { tokens, wanted }).collect();
+        Ok((self.base(added.continues), suffixes))
+    }
+
+    fn base(&self, continues: bool) -> Base {
         let id = self.resident.id();
-        let (base, before) = match self.added(before) {
-            Some(added) => (Base::Tip(id), added),
-            None => (Base::Beginning(id), before),
-        };
-        let suffix = |(index, question): (usize, &Question)| {
-            let text = decide::question_text(question).map_err(|error| match error {
-                EngineError::Invalid(what) => EngineError::Invalid(format!("question {index}: {what}")),
-                other => other,
-            })?;
-            let tokens = self.shared().encode(&format!("{before}{text}{after}"));
-            Ok(Suffix { tokens, wanted: Wanted::Labels(labels.of(&question.criteria)) })
-        };
-        Ok((base, questions.iter().enumerate().map(suffix).collect::<Result<_, EngineError>>()?))
+        if continues { Base::Tip(id) } else { Base::Beginning(id) }
     }
 
-    fn render(&self, turns: &[Message], open: bool) -> Result<String, EngineError> {
-        let messages: Vec<Message> = self.conversation.messages.iter().chain(turns).cloned().collect();
-        Ok(self.shared().template().render(&messages, &self.conversation.tools, open)?)
-    }
-
-    /// What a text says beyond the session's own, if it can be put into tokens
-    /// by itself: a special token at its start keeps the two apart.
-    fn added<'a>(&self, text: &'a str) -> Option<&'a str> {
-        let added = text.strip_prefix(self.text.as_ref()?)?;
-        (added.is_empty() || self.shared().starts_with_special(added)).then_some(added)
+    fn words(&self) -> Words<'_> {
+        Words { shared: self.shared(), conversation: &self.conversation, text: self.text.as_deref() }
     }
 }
 

@@ -292,6 +292,56 @@ async fn a_reply_ends_where_it_should() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reply_goes_on_past_the_end_of_a_turn_where_that_is_asked() {
+    let engine = tiny(&Options::default());
+    let session = engine.open(talk("Hello"), "").await.unwrap();
+    let run = async |seed, ignore_eos| {
+        let sampling =
+            Sampling { seed: Some(seed), max_tokens: Some(400), ignore_eos, ..Sampling::default() };
+        let stream = session.generate(Generation { sampling, ..Generation::default() }).await.unwrap();
+        stream.complete().await.unwrap()
+    };
+    for seed in 0..20 {
+        let ended = run(seed, false).await;
+        if ended.reason == FinishReason::Stop {
+            let longer = run(seed, true).await;
+            assert_eq!((longer.tokens, longer.reason), (400, FinishReason::Length));
+            assert!(longer.text.starts_with(ended.text.trim_end_matches('\u{fffd}')));
+            return;
+        }
+    }
+    panic!("no reply of 20 ended its turn within 400 tokens");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_is_what_sessions_questions_and_replies_compute() {
+    let engine = tiny(&Options::default());
+    let (asked, questions) = (talk("Hello there"), [yes_or_no("Is it?"), yes_or_no("Is it really?")]);
+    let prompt = engine.prompt(&asked, &questions).unwrap();
+    assert_eq!(engine.counters().prefill_tokens, 0);
+    for (question, tokens) in questions.iter().zip(&prompt.questions) {
+        let mut session = engine.open(asked.clone(), "").await.unwrap();
+        session.decide(std::slice::from_ref(question)).await.unwrap();
+        let usage = session.usage();
+        assert_eq!((usage.tokens as usize, usage.decided as usize), (prompt.session.len(), tokens.len()));
+    }
+    // The same tokens as a text, so the same logits.
+    let session = engine.open(asked, "").await.unwrap();
+    let whole = engine.open_tokens(&prompt.session, "other").await.unwrap();
+    let next = whole.logits(&prompt.opening).await.unwrap();
+    assert_eq!(session.logits(&prompt.opening).await.unwrap(), next);
+    let mut stream = session.generate(reply(1)).await.unwrap();
+    let ended = loop {
+        match stream.next().await.unwrap() {
+            Event::End(ended) => break ended,
+            Event::Failed(error) => panic!("{error}"),
+            Event::Text { .. } => {}
+        }
+    };
+    assert_eq!(ended.prompt as usize, prompt.opening.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_arguments_are_named() {
     let engine = tiny(&Options::default());
     let mut session = engine.open(talk("Hello"), "").await.unwrap();

@@ -32,6 +32,9 @@ pub struct Sampling {
     pub max_tokens: Option<u32>,
     /// Strings that end the reply and are not part of it.
     pub stop: Vec<String>,
+    /// Tokens that end a turn do not end the reply: for measuring, where its
+    /// length must not depend on what is written.
+    pub ignore_eos: bool,
     /// Report the chosen token's log-probability and this many alternatives.
     pub logprobs: Option<u8>,
 }
@@ -47,6 +50,7 @@ impl Default for Sampling {
             seed: None,
             max_tokens: None,
             stop: Vec::new(),
+            ignore_eos: false,
             logprobs: None,
         }
     }

@@ -23,6 +23,7 @@ pub struct SamplingFields {
     stop: Option<TextOr<String>>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
+    ignore_eos: Option<bool>,
     /// Whether the reply arrives as server-sent events.
     #[serde(default)]
     pub stream: Option<bool>,
@@ -67,6 +68,7 @@ impl SamplingFields {
             }
         }
         sampling.max_tokens = self.max_completion_tokens.or(self.max_tokens);
+        sampling.ignore_eos = self.ignore_eos.unwrap_or(sampling.ignore_eos);
         sampling.stop = match &self.stop {
             None => Vec::new(),
             Some(TextOr::Text(text)) => vec![text.clone()],
@@ -125,7 +127,6 @@ const UNSUPPORTED: &[Unsupported] = &[
     row("suffix", is_empty, "is not supported yet"),
     row("echo", is_false, "is not supported yet"),
     row("min_tokens", is_zero, "is not supported yet"),
-    row("ignore_eos", is_false, "is not supported yet"),
     row("use_beam_search", is_false, "is not supported"),
     row("stop_token_ids", is_empty, "is not supported yet; use `stop`"),
     row("bad_words", is_empty, "is not supported yet"),
@@ -213,7 +214,7 @@ mod tests {
     fn fields_reach_the_engine() {
         let got = sampling(json!({
             "temperature": 0.5, "top_p": 0.25, "top_k": -1, "min_p": 0.125, "repetition_penalty": 1.5, "seed": -1,
-            "stop": "END", "max_tokens": 7, "max_completion_tokens": 9, "user": "ignored"
+            "stop": "END", "max_tokens": 7, "max_completion_tokens": 9, "user": "ignored", "ignore_eos": true
         }))
         .unwrap();
         let want = Sampling {
@@ -225,6 +226,7 @@ mod tests {
             seed: Some(u64::MAX),
             max_tokens: Some(9),
             stop: vec!["END".into()],
+            ignore_eos: true,
             logprobs: None,
         };
         assert_eq!(got, want);
