@@ -26,7 +26,7 @@ def text_of(reply) -> str:
 def test_models_lists_the_model_the_routes_and_the_policies(client):
     names = [model.id for model in client.models.list()]
     assert names[0] == MODEL
-    assert {"chain", "auto", "shell-gate", "cheap-or-strong", "scripted"} <= set(names)
+    assert {"chain", "auto", "shell-gate", "cheap-or-strong", "scripted", "triage"} <= set(names)
     assert client.models.retrieve("auto").id == "auto"
 
 
@@ -250,7 +250,7 @@ def headers_of(raw) -> dict:
 
 def test_every_bundled_policy_is_served(server):
     policies = {policy["name"]: policy for policy in server.get("/v1/policies")["data"]}
-    assert {"auto", "cheap-or-strong", "shell-gate", "scripted"} <= set(policies)
+    assert {"auto", "cheap-or-strong", "shell-gate", "scripted", "triage"} <= set(policies)
     errors = {name: policy["last_error"] for name, policy in policies.items() if policy["state"] != "serving"}
     assert errors == {}
 
