@@ -9,9 +9,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use forkpoint_engine::{KvPrecision, Quantize};
 use tracing_subscriber::EnvFilter;
 
+use crate::bench::{Against, Measure, Plan};
 use crate::config::{Bytes, Config};
 use crate::models::{BUILT_IN, Source, Store};
-use crate::{guest_tools, serve};
+use crate::{bench, guest_tools, serve};
 
 /// Where the configuration lies when none is named.
 const DEFAULT_CONFIG: &str = "forkpoint.toml";
@@ -23,6 +24,7 @@ Examples:
   forkpoint serve                            serve the default model and the policies in plugins/
   forkpoint serve --model ./model.gguf       serve a file of your own
   forkpoint pull smollm2-135m                fetch a model, for a machine that will be offline
+  forkpoint bench                            measure how fast this machine serves it
   forkpoint policy componentize in.wasm out.wasm")]
 pub struct Cli {
     #[command(subcommand)]
@@ -41,6 +43,17 @@ Examples:
 
 Flags win over the environment, the environment over forkpoint.toml.")]
     Serve(Box<ServeArgs>),
+    /// Measure how fast this machine serves a model, beside other servers if they are named.
+    #[command(after_help = "\
+Examples:
+  forkpoint bench                                    every measure; a few minutes
+  forkpoint bench --quick                            small sizes, to see that it works
+  forkpoint bench --only decide,sessions --json -    two groups, as JSON
+  forkpoint bench --against llama:q4_0=http://127.0.0.1:8080 --against llama:q4_1=http://127.0.0.1:8081
+  forkpoint bench --model ./qwen3 --against vllm=http://127.0.0.1:8000
+
+Peers must run already, and serve the same weights. docs/bench.md says what each measure is.")]
+    Bench(Box<BenchArgs>),
     /// Fetch a built-in model or one from a hub, and say where it lies.
     #[command(after_help = "Example:\n  forkpoint pull smollm2-135m")]
     Pull {
@@ -52,28 +65,20 @@ Flags win over the environment, the environment over forkpoint.toml.")]
     Policy(PolicyCommand),
 }
 
+/// What is loaded and what it may use, the same for every command that serves.
 #[derive(Debug, Args)]
-struct ServeArgs {
+struct ModelArgs {
     /// What to serve: a built-in name, a .gguf file, a safetensors folder, or hf:owner/repo/file.gguf
     /// [default: smollm2-135m].
     #[arg(long, env = "FORKPOINT_MODEL", value_name = "MODEL")]
     model: Option<String>,
-    /// Where to listen [default: 127.0.0.1:8000].
-    #[arg(long, env = "FORKPOINT_ADDR", value_name = "HOST:PORT")]
-    addr: Option<SocketAddr>,
-    /// The address to listen on, with the port as it is.
-    #[arg(long, env = "FORKPOINT_HOST", value_name = "IP", conflicts_with = "addr")]
-    host: Option<IpAddr>,
-    /// The port to listen on, with the address as it is; 0 takes a free one.
-    #[arg(long, env = "FORKPOINT_PORT", value_name = "PORT", conflicts_with = "addr")]
-    port: Option<u16>,
     /// The folder where policies are dropped as name.wasm [default: plugins].
     #[arg(long, env = "FORKPOINT_PLUGINS", value_name = "DIR")]
     plugins: Option<PathBuf>,
     /// The configuration file [default: forkpoint.toml, if there is one].
     #[arg(long, env = "FORKPOINT_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Memory for keys and values, such as 1GiB [default: 1GiB].
+    /// Memory for keys and values, such as 1GiB [default: 1GiB; of bench: what it needs].
     #[arg(long, env = "FORKPOINT_KV_MEMORY", value_name = "SIZE")]
     kv_memory: Option<Bytes>,
     /// How keys and values are kept: bf16, int8 or int4 [default: bf16].
@@ -88,9 +93,58 @@ struct ServeArgs {
     /// Tokens that a session may hold; 0 takes the model's own [default: 0].
     #[arg(long, env = "FORKPOINT_CONTEXT", value_name = "TOKENS")]
     context: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Where to listen [default: 127.0.0.1:8000].
+    #[arg(long, env = "FORKPOINT_ADDR", value_name = "HOST:PORT")]
+    addr: Option<SocketAddr>,
+    /// The address to listen on, with the port as it is.
+    #[arg(long, env = "FORKPOINT_HOST", value_name = "IP", conflicts_with = "addr")]
+    host: Option<IpAddr>,
+    /// The port to listen on, with the address as it is; 0 takes a free one.
+    #[arg(long, env = "FORKPOINT_PORT", value_name = "PORT", conflicts_with = "addr")]
+    port: Option<u16>,
     /// How the log is written, to standard error. FORKPOINT_LOG filters it, such as "debug" or "policy=debug".
     #[arg(long, env = "FORKPOINT_LOG_FORMAT", value_name = "FORMAT", default_value = "human")]
     log_format: LogFormat,
+}
+
+#[derive(Debug, Args)]
+struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// What to measure [default: all].
+    #[arg(long, value_name = "MEASURE", value_delimiter = ',')]
+    only: Vec<Measure>,
+    /// A running peer: llama=URL for llama.cpp's llama-server, vllm=URL for vLLM; with a label where there are
+    /// several, llama:q4_0=URL. May be repeated.
+    #[arg(long, value_name = "PEER=URL")]
+    against: Vec<Against>,
+    /// How often each side runs.
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..))]
+    repeat: u16,
+    /// Tokens of the states that questions are asked about.
+    #[arg(long, value_name = "TOKENS", default_value = "4100", value_parser = clap::value_parser!(u32).range(64..))]
+    state_tokens: u32,
+    /// How many clients ask at once.
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1,8,32",
+        value_parser = clap::value_parser!(u16).range(1..=256)
+    )]
+    clients: Vec<u16>,
+    /// Small sizes and one repeat, to see that it works: its figures say nothing.
+    #[arg(long)]
+    quick: bool,
+    /// Where to write the results as JSON; - writes standard output, in place of the table.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -147,6 +201,7 @@ impl Cli {
     pub fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(args) => args.run(),
+            Command::Bench(args) => args.run(),
             Command::Pull { name } => pull(&name),
             Command::Policy(PolicyCommand::Componentize { input, output, adapt, wit }) => {
                 let core = read_file(&input)?;
@@ -167,19 +222,22 @@ impl Cli {
 
 impl ServeArgs {
     fn run(self) -> Result<()> {
-        start_log(self.log_format)?;
+        start_log(self.log_format, "info")?;
         let config = self.into_config()?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .thread_name("forkpoint-http")
-            .build()
-            .context("cannot start the runtime")?;
-        let served = runtime.block_on(serve::run(config));
-        // Threads that block, such as a compilation that no request waits for, must not hold up the exit.
-        runtime.shutdown_background();
-        served
+        on_runtime(serve::run(config))
     }
 
+    /// The configuration file with these flags over it.
+    fn into_config(self) -> Result<Config> {
+        let mut config = self.model.into_config()?;
+        let addr = self.addr.unwrap_or(config.server.addr);
+        config.server.addr =
+            SocketAddr::new(self.host.unwrap_or(addr.ip()), self.port.unwrap_or(addr.port()));
+        Ok(config)
+    }
+}
+
+impl ModelArgs {
     /// The configuration file with these flags over it.
     fn into_config(self) -> Result<Config> {
         let mut config = match &self.config {
@@ -187,9 +245,6 @@ impl ServeArgs {
             None if Path::new(DEFAULT_CONFIG).exists() => Config::load(Path::new(DEFAULT_CONFIG))?,
             None => Config::default(),
         };
-        let addr = self.addr.unwrap_or(config.server.addr);
-        config.server.addr =
-            SocketAddr::new(self.host.unwrap_or(addr.ip()), self.port.unwrap_or(addr.port()));
         let model = &mut config.model;
         model.source = self.model.unwrap_or_else(|| std::mem::take(&mut model.source));
         model.kv_memory = self.kv_memory.unwrap_or(model.kv_memory);
@@ -200,6 +255,37 @@ impl ServeArgs {
         config.plugins.dir = self.plugins.unwrap_or(config.plugins.dir);
         Ok(config)
     }
+}
+
+impl BenchArgs {
+    fn run(self) -> Result<()> {
+        start_log(LogFormat::Human, "warn")?;
+        let kv_memory_given = self.model.kv_memory.is_some();
+        let plan = Plan {
+            config: self.model.into_config()?,
+            kv_memory_given,
+            only: self.only,
+            against: self.against,
+            repeats: self.repeat.into(),
+            state_tokens: self.state_tokens as usize,
+            clients: self.clients.into_iter().map(usize::from).collect(),
+            quick: self.quick,
+            json: self.json,
+        };
+        on_runtime(async { Ok(bench::run(plan).await?) })
+    }
+}
+
+fn on_runtime(work: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("forkpoint-http")
+        .build()
+        .context("cannot start the runtime")?;
+    let done = runtime.block_on(work);
+    // Threads that block, such as a compilation that no request waits for, must not hold up the exit.
+    runtime.shutdown_background();
+    done
 }
 
 fn pull(name: &str) -> Result<()> {
@@ -215,11 +301,12 @@ fn built_in_names() -> String {
     BUILT_IN.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
 }
 
-fn start_log(format: LogFormat) -> Result<()> {
+/// `usual` is what is logged where FORKPOINT_LOG says nothing.
+fn start_log(format: LogFormat, usual: &str) -> Result<()> {
     let filter = match std::env::var("FORKPOINT_LOG") {
         Ok(text) if !text.is_empty() => EnvFilter::try_new(&text)
             .with_context(|| format!("FORKPOINT_LOG: {text:?} is not a log filter"))?,
-        _ => EnvFilter::new("info"),
+        _ => EnvFilter::new(usual),
     };
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {

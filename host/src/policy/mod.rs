@@ -42,6 +42,8 @@ use self::run::{Called, Patience};
 use self::runtime::Runtime;
 use self::watch::{Change, Settle, Watch};
 
+pub(crate) use self::runtime::pooled_config;
+
 pub use self::fault::{Fault, FaultKind};
 pub use self::loader::{CONTRACT_VERSIONS, LoadCode, LoadError};
 pub use self::plan::{GeneratePlan, Plan, RouteRequest, Routed, SamplingOverrides};

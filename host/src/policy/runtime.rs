@@ -139,6 +139,11 @@ impl Runtime {
     }
 }
 
+/// The configuration that policies run on, for measuring what the host adds to it.
+pub(crate) fn pooled_config(concurrency: u32, memory: usize) -> Config {
+    config(Some(pool(concurrency.clamp(1, 1000) + CANARIES, memory)))
+}
+
 fn config(pool: Option<PoolingAllocationConfig>) -> Config {
     let mut config = Config::new();
     config.wasm_component_model(true);

@@ -17,8 +17,8 @@ use crate::cpu::{
 
 /// Rows of a tile: eight sums of 16 bits, two vectors of weights, activations.
 const TILE: usize = 4;
-/// Blocks of a slab: with 64 rows' activations they fill 22 KiB.
-const BLOCKS: usize = 6;
+/// Blocks of a slab: with 64 rows' activations they fill half the cache.
+const BLOCKS: usize = 3;
 /// Bytes of a block's 16 × 32 q.
 const BYTES: usize = LANES * BLOCK;
 
