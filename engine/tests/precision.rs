@@ -18,7 +18,11 @@ fn prompt(length: usize, vocab: usize) -> Vec<u32> {
 }
 
 async fn logprobs(engine: &Engine, tokens: &[u32]) -> Vec<f32> {
-    let logits = engine.open_tokens(tokens, "").await.unwrap().logits(&[]).await.unwrap();
+    of_tenant(engine, tokens, "").await
+}
+
+async fn of_tenant(engine: &Engine, tokens: &[u32], salt: &str) -> Vec<f32> {
+    let logits = engine.open_tokens(tokens, salt).await.unwrap().logits(&[]).await.unwrap();
     log_softmax(logits.as_slice().into())
 }
 
@@ -71,9 +75,10 @@ async fn a_warm_session_gives_the_same_logits_in_every_precision() {
         let expected = logprobs(&whole, &tokens).await;
         assert!(logprobs(&engine, &tokens).await == expected, "{}, in chunks", precision.name());
         for at in [1, 15, 250, 699] {
-            let base = engine.open_tokens(&tokens[..at], "").await.unwrap();
-            drop(base);
-            assert!(logprobs(&engine, &tokens).await == expected, "{}, warm", precision.name());
+            let salt = format!("tenant {at}");
+            let _base = engine.open_tokens(&tokens[..at], &salt).await.unwrap();
+            let warm = of_tenant(&engine, &tokens, &salt).await;
+            assert!(warm == expected, "{}, {at} tokens warm", precision.name());
         }
     }
 }

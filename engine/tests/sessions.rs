@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{data, engine};
 use forkpoint_engine::{
@@ -202,15 +202,50 @@ async fn prompts_wait_for_pages_that_others_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn equal_prompts_that_fill_the_cache_wait_for_each_other() {
+    let (engine, tokens) = crowded(100, Duration::from_secs(60));
+    let prompt: Vec<u32> = (0..tokens as u32 * 6 / 10).map(|i| i * 7 % engine.model().vocab as u32).collect();
+    let opens = [(); 3].map(|()| {
+        let (engine, prompt) = (engine.clone(), prompt.clone());
+        tokio::spawn(
+            async move { engine.open_tokens(&prompt, "").await.map(|session| session.usage().tokens) },
+        )
+    });
+    let start = Instant::now();
+    for open in opens {
+        assert_eq!(open.await.unwrap().unwrap() as usize, prompt.len());
+    }
+    assert!(start.elapsed() < Duration::from_secs(30), "none waits for its patience to end");
+    // Of two that begin differently, each keeps its pages cached until the other needs them.
+    let other: Vec<u32> = prompt.iter().rev().copied().collect();
+    for prompt in [&prompt, &other, &prompt, &other] {
+        drop(engine.open_tokens(prompt, "").await.unwrap());
+    }
+    let (a, b) = tokio::join!(engine.open_tokens(&prompt, ""), engine.open_tokens(&other[..200], ""));
+    (a.unwrap(), b.unwrap());
+    all_pages_back(&engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn patience_ends_with_an_error() {
     let (engine, tokens) = crowded(12, Duration::from_millis(300));
     let held = engine.open_tokens(&vec![1; tokens / 2], "").await.unwrap();
+    let start = Instant::now();
     match engine.open_tokens(&vec![2; tokens * 3 / 4], "").await {
         Err(EngineError::Full { pages: 9, free: 6, total: 12 }) => {}
         other => panic!("{other:?}"),
     }
-    drop(held);
-    engine.open_tokens(&vec![2; tokens * 3 / 4], "").await.unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(300), "it has waited");
+    // What fits is not held up by what does not, and what ends in time is waited for.
+    let (large, small, _) = tokio::join!(
+        async { engine.open_tokens(&vec![2; tokens * 3 / 4], "").await.map(drop) },
+        async { engine.open_tokens(&[3; 40], "").await.map(drop) },
+        async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            drop(held);
+        }
+    );
+    (large.unwrap(), small.unwrap());
     all_pages_back(&engine).await;
 }
 

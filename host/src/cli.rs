@@ -130,6 +130,33 @@ struct BenchArgs {
     /// Tokens of the states that questions are asked about.
     #[arg(long, value_name = "TOKENS", default_value = "4100", value_parser = clap::value_parser!(u32).range(64..))]
     state_tokens: u32,
+    /// Tokens of the cold prompts.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "512,2048,4096,8192",
+        value_parser = clap::value_parser!(u32).range(16..)
+    )]
+    prompts: Vec<u32>,
+    /// Tokens before the replies whose speed is measured.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "128,2048,8192",
+        value_parser = clap::value_parser!(u32).range(16..)
+    )]
+    depths: Vec<u32>,
+    /// How many questions a call asks.
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1,4,16",
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
+    questions: Vec<u16>,
     /// How many clients ask at once.
     #[arg(
         long,
@@ -268,6 +295,9 @@ impl BenchArgs {
             against: self.against,
             repeats: self.repeat.into(),
             state_tokens: self.state_tokens as usize,
+            prompts: self.prompts.into_iter().map(|tokens| tokens as usize).collect(),
+            depths: self.depths.into_iter().map(|tokens| tokens as usize).collect(),
+            questions: self.questions.into_iter().map(usize::from).collect(),
             clients: self.clients.into_iter().map(usize::from).collect(),
             quick: self.quick,
             json: self.json,

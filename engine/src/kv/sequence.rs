@@ -198,6 +198,15 @@ impl Sequence {
         self.tip = None;
     }
 
+    /// Gives up every token, and with them the pages.
+    pub(crate) fn clear(&mut self) {
+        self.tokens.clear();
+        self.chains.truncate(1);
+        self.tip = None;
+        // As in `retire`.
+        while self.pages.pop().is_some() {}
+    }
+
     /// A handle that keeps a page, tail or sealed, while it is copied.
     fn hold(&self, index: usize) -> Page {
         self.pages[index].share()

@@ -28,7 +28,8 @@ pub(super) struct Job {
     /// The pages of all its tokens are promised to it. What follows a live
     /// session never waits behind new prompts: they wait for its pages.
     pub(super) admitted: bool,
-    since: Instant,
+    /// Since when it lacks pages.
+    short_since: Option<Instant>,
 }
 
 /// What follows once a job's tokens are computed.
@@ -45,9 +46,9 @@ pub(super) enum Then {
 
 impl Job {
     pub(super) fn new(id: Option<SequenceId>, start: Start, then: Then) -> Self {
-        let Start { sequence, tokens, reused, fresh } = start;
-        let since = Instant::now();
-        Self { id, sequence, tokens, done: 0, reused, computed: 0, then, admitted: !fresh, since }
+        let Start { sequence, tokens, fresh } = start;
+        let admitted = !fresh;
+        Self { id, sequence, tokens, done: 0, reused: 0, computed: 0, then, admitted, short_since: None }
     }
 
     /// Pages that its pending tokens still need.
@@ -55,9 +56,41 @@ impl Job {
         self.sequence.pages_for(self.pending().len())
     }
 
-    /// How long it has been here.
-    pub(super) fn waited(&self) -> Duration {
-        self.since.elapsed()
+    /// It has what it needs.
+    pub(super) fn begin(&mut self) {
+        self.admitted = true;
+        self.short_since = None;
+    }
+
+    pub(super) fn short_since(&self) -> Option<Instant> {
+        self.short_since
+    }
+
+    /// It lacks pages; returns for how long by now.
+    pub(super) fn short_for(&mut self) -> Duration {
+        self.short_since.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// It has the pages for its next rows.
+    pub(super) fn has_room(&mut self) {
+        self.short_since = None;
+    }
+
+    /// Gives up what it found resident: the job of a new prompt starts again.
+    pub(super) fn forget(&mut self) {
+        self.sequence.clear();
+        (self.done, self.reused) = (0, 0);
+    }
+
+    /// Takes the beginning of a page that starts like its next tokens, after
+    /// [`Job::reuse`]. Returns the copy to make.
+    pub(super) fn reuse_beginning(&mut self) -> Option<PageCopy> {
+        let before = self.sequence.len();
+        let copy = self.sequence.reuse_beginning(&self.tokens[self.done..]);
+        let found = self.sequence.len() - before;
+        self.done += found;
+        self.reused += found;
+        copy
     }
 
     pub(super) fn pending(&self) -> &[u32] {

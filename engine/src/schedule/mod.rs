@@ -4,6 +4,7 @@
 //! sequence with tokens still to compute; a step takes rows from many jobs:
 //! decisions first, then every reply's next token, then chunks of prefill.
 
+mod admit;
 mod job;
 mod pace;
 mod step;
@@ -137,8 +138,6 @@ pub(crate) struct Gauges {
 struct Start {
     sequence: Sequence,
     tokens: Vec<u32>,
-    /// Tokens of the sequence that were found resident.
-    reused: usize,
     /// A new prompt, not what follows a live session.
     fresh: bool,
 }
@@ -157,7 +156,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Rows of decisions in a step.
+    /// Rows of decisions in a step at most.
     fn decisions(&self) -> usize {
         2 * self.chunk
     }
@@ -292,24 +291,16 @@ impl<B: Backend> Scheduler<B> {
     /// Refuses what could not be served even alone; what others hold it waits
     /// for.
     fn base(&mut self, base: Base, mut tokens: Vec<u32>) -> Result<Start, EngineError> {
-        self.admit()?;
+        self.check_queue()?;
         let fresh = matches!(base, Base::Root(_));
-        let (sequence, reused) = match base {
-            Base::Root(root) => {
-                let mut sequence = Sequence::new(&self.pages, root);
-                let whole = sequence.reuse(&tokens);
-                if let Some(copy) = sequence.reuse_beginning(&tokens[whole..]) {
-                    self.copy(&copy);
-                }
-                tokens.drain(..sequence.len());
-                let reused = sequence.len();
-                (sequence, reused)
-            }
-            Base::Tip(id) => (self.fork(id, self.session(id)?.len())?, 0),
+        let sequence = match base {
+            // What it can reuse is looked up when it may begin.
+            Base::Root(root) => Sequence::new(&self.pages, root),
+            Base::Tip(id) => self.fork(id, self.session(id)?.len())?,
             Base::Beginning(id) => {
                 let at = common(self.session(id)?.tokens(), &tokens);
                 tokens.drain(..at);
-                (self.fork(id, at)?, 0)
+                self.fork(id, at)?
             }
         };
         let refused = if sequence.len() + tokens.len() > self.limits.context {
@@ -323,11 +314,11 @@ impl<B: Backend> Scheduler<B> {
                 sequence.retire();
                 Err(error)
             }
-            None => Ok(Start { sequence, tokens, reused, fresh }),
+            None => Ok(Start { sequence, tokens, fresh }),
         }
     }
 
-    fn admit(&self) -> Result<(), EngineError> {
+    fn check_queue(&self) -> Result<(), EngineError> {
         let (waiting, limit) = (self.waiting(), self.limits.queue);
         if waiting < limit { Ok(()) } else { Err(EngineError::Busy { waiting, limit }) }
     }
@@ -363,7 +354,6 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn grow(&mut self, id: SequenceId, start: Start, reply: Reply<Grown>) {
-        self.gauges.reused_tokens.fetch_add(start.reused as u64, Relaxed);
         let job = Job::new(Some(id), start, Then::Keep { reply });
         if job.is_done() {
             self.keep(job);
@@ -400,7 +390,7 @@ impl<B: Backend> Scheduler<B> {
     /// Queues a decision: forks of a session, one for each suffix. A head that
     /// all suffixes share is computed once when that saves a page or more.
     fn read(&mut self, base: Base, mut suffixes: Vec<Suffix>) -> Result<job::Call, EngineError> {
-        self.admit()?;
+        self.check_queue()?;
         let (id, at) = match base {
             Base::Root(_) => return Err(EngineError::Invalid("a decision needs a session".into())),
             Base::Tip(id) => (id, self.session(id)?.len()),
@@ -421,7 +411,6 @@ impl<B: Backend> Scheduler<B> {
             let start = Start {
                 sequence: self.fork(id, at)?,
                 tokens: suffixes[0].tokens[..head].to_vec(),
-                reused: 0,
                 fresh: false,
             };
             self.jobs.push_back(Job::new(None, start, Then::Head { head, suffixes, call: call.clone() }));
@@ -429,7 +418,7 @@ impl<B: Backend> Scheduler<B> {
         }
         let mut forks = Vec::with_capacity(suffixes.len());
         for (index, Suffix { tokens, wanted }) in suffixes.into_iter().enumerate() {
-            let start = Start { sequence: self.fork(id, at)?, tokens, reused: 0, fresh: false };
+            let start = Start { sequence: self.fork(id, at)?, tokens, fresh: false };
             forks.push(Job::new(None, start, Then::Read(Read { call: call.clone(), index, wanted })));
         }
         self.jobs.extend(forks);

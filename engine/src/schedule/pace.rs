@@ -1,8 +1,8 @@
-//! How many rows of prefill a step takes on this machine.
+//! How many rows of prefill and of decisions a step takes on this machine.
 
 use std::time::Duration;
 
-/// What a step with prefill should last: how long a decision that arrives in
+/// What a step's prefill, and its decisions, should last: how long a decision that arrives in
 /// the middle of one waits at most, give or take.
 const STEP: Duration = Duration::from_millis(100);
 /// Rows under which a step wastes the weights that it reads.

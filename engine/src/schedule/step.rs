@@ -7,15 +7,20 @@ use std::time::{Duration, Instant};
 
 use forkpoint_kernels::{AttentionBatch, Backend, Group, PAGE_TOKENS, PageId, Slot, Span};
 
+use super::admit::{Admission, Line};
 use super::job::{Job, Read, Then};
 use super::{Limits, Scheduler, Start, Suffix};
 use crate::error::EngineError;
-use crate::kv::{Chain, Shortage};
+use crate::kv::Chain;
 use crate::model::Step;
 
 /// How long jobs that compute already wait for a session to end, when none of
 /// them has room to go on.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Rows of decisions that a step takes however slow the machine: a question or
+/// two.
+const LEAST_DECISIONS: usize = 64;
 
 /// A job's part of a step: its next `rows` pending tokens. None when it only
 /// waits for the logits of a tip that is there.
@@ -58,13 +63,18 @@ impl<B: Backend> Scheduler<B> {
         let mut waiting = std::mem::take(&mut self.jobs);
         let mut parts = Vec::new();
 
-        let mut decisions = limits.decisions();
-        waiting = self.take(waiting, &mut parts, |job| job.is_decision(), &mut decisions);
+        let mut line = Line::default();
+        let most = limits.decisions();
+        let most = self.pace.rows(most).max(LEAST_DECISIONS.min(most));
+        let mut decisions = most;
+        waiting = self.take(waiting, &mut parts, |job| job.is_decision(), &mut decisions, &mut line);
         let mut replies = limits.replies();
-        waiting = self.take(waiting, &mut parts, |job| job.is_decode(), &mut replies);
-        let used = limits.decisions() - decisions + limits.replies() - replies;
+        waiting = self.take(waiting, &mut parts, |job| job.is_decode(), &mut replies, &mut line);
+        let used = most - decisions + limits.replies() - replies;
         let mut prefill = Limits::prefill(self.pace.rows(limits.chunk), used);
-        waiting = self.take(waiting, &mut parts, |_| true, &mut prefill);
+        let under_way = parts.iter().map(|part| &part.job).chain(waiting.iter().filter(|job| job.admitted));
+        line.promised = under_way.map(Job::pages_to_come).sum();
+        waiting = self.take(waiting, &mut parts, |_| true, &mut prefill, &mut line);
         self.jobs = waiting;
         parts
     }
@@ -76,40 +86,36 @@ impl<B: Backend> Scheduler<B> {
         parts: &mut Vec<Part>,
         kind: impl Fn(&Job) -> bool,
         budget: &mut usize,
+        line: &mut Line,
     ) -> VecDeque<Job> {
         let mut others = VecDeque::with_capacity(waiting.len());
         let mut computing: HashSet<Chain> = HashSet::new();
-        let admitted = waiting.iter().filter(|job| job.admitted);
-        let mut promised: usize = admitted.map(Job::pages_to_come).sum();
-        // Who waits for pages is not overtaken by who needs fewer.
-        let mut full = false;
         for mut job in waiting {
             if !kind(&job) || *budget == 0 {
                 others.push_back(job);
                 continue;
             }
+            if !job.admitted {
+                match self.admit(&mut job, line) {
+                    Admission::Begins => {}
+                    Admission::Waits => {
+                        others.push_back(job);
+                        continue;
+                    }
+                    Admission::Fails(error) => {
+                        job.fail(error);
+                        continue;
+                    }
+                }
+            }
             if !job.is_decision() && !job.is_decode() {
                 let found = job.reuse();
                 self.gauges.reused_tokens.fetch_add(found as u64, Relaxed);
                 // Whoever computes the same page this step computes it for both.
-                let twin = job.sequence.next_chain(job.pending()).is_some_and(|next| !computing.insert(next));
-                if twin {
+                let next = job.sequence.next_chain(job.pending());
+                if next.is_some_and(|next| !computing.insert(next)) {
                     others.push_back(job);
                     continue;
-                }
-                if !job.admitted {
-                    let pages = job.pages_to_come();
-                    full |= pages > self.room(promised, job.waited());
-                    if full && pages > 0 {
-                        if job.waited() < self.limits.patience {
-                            others.push_back(job);
-                        } else {
-                            job.fail(self.full(Shortage { pages }));
-                        }
-                        continue;
-                    }
-                    job.admitted = true;
-                    promised += pages;
                 }
             }
             if job.is_done() && matches!(job.then, Then::Keep { .. }) {
@@ -125,15 +131,6 @@ impl<B: Backend> Scheduler<B> {
             parts.push(Part { job, rows });
         }
         others
-    }
-
-    /// Pages that a new prompt may take: what is promised to others is not
-    /// there, and some stay free for the decisions and replies of the sessions
-    /// that live, as long as waiting for them may help.
-    fn room(&self, promised: usize, waited: Duration) -> usize {
-        let alone = promised == 0 && self.sessions.is_empty();
-        let spare = if alone || waited >= self.limits.patience { 0 } else { self.pages.total() / 32 };
-        self.pages.available().saturating_sub(promised + spare)
     }
 
     /// A job with nothing left to compute reads its sequence's tip; where that
@@ -159,7 +156,13 @@ impl<B: Backend> Scheduler<B> {
         let mut kept = Vec::with_capacity(parts.len());
         for mut part in parts.drain(..) {
             match part.job.sequence.reserve(part.rows) {
-                Ok(()) => kept.push(part),
+                Ok(()) => {
+                    part.job.has_room();
+                    kept.push(part);
+                }
+                Err(shortage) if part.job.short_for() >= self.limits.patience => {
+                    part.job.fail(self.full(shortage));
+                }
                 Err(shortage) => short.push((part.job, shortage)),
             }
         }
@@ -197,7 +200,9 @@ impl<B: Backend> Scheduler<B> {
             slots: &plan.slots,
             batch: AttentionBatch { groups: &plan.groups, spans: &plan.spans, table: &plan.table },
         });
-        self.pace.learn(plan.tokens.len(), start.elapsed());
+        if parts.iter().any(|part| !part.job.is_decode()) {
+            self.pace.learn(plan.tokens.len(), start.elapsed());
+        }
         let mut finished = Vec::new();
         let mut row = 0;
         for (index, part) in parts.iter_mut().enumerate().filter(|(_, part)| part.rows > 0) {
@@ -288,7 +293,7 @@ impl<B: Backend> Scheduler<B> {
                     if let Some(copy) = copy {
                         self.copy(&copy);
                     }
-                    let start = Start { sequence: fork, tokens, reused: 0, fresh: false };
+                    let start = Start { sequence: fork, tokens, fresh: false };
                     self.jobs.push_back(Job::new(None, start, then));
                 }
                 Err(shortage) => {

@@ -86,6 +86,12 @@ pub struct Plan {
     pub repeats: usize,
     /// Tokens of a state.
     pub state_tokens: usize,
+    /// Tokens of the cold prompts.
+    pub prompts: Vec<usize>,
+    /// Tokens before the replies whose speed is measured.
+    pub depths: Vec<usize>,
+    /// How many questions a call asks.
+    pub questions: Vec<usize>,
     /// How many clients at once.
     pub clients: Vec<usize>,
     /// Small sizes, to see that it works.
@@ -116,11 +122,11 @@ impl Plan {
         }
         Sizes {
             repeats: self.repeats,
-            prefill: vec![512, 2048, 4096, 8192],
-            depths: vec![128, 2048, 8192],
+            prefill: self.prompts.clone(),
+            depths: self.depths.clone(),
             reply: 64,
             state: self.state_tokens,
-            questions: vec![1, 4, 16],
+            questions: self.questions.clone(),
             clients,
             triage_reply: 16,
             policy_calls: 2000,

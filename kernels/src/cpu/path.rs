@@ -16,7 +16,7 @@ pub enum Path {
     AvxVnni,
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
-    /// AVX-512 as above and BF16, which multiplies bf16 weights, keys and values.
+    /// AVX-512 as above and BF16, which multiplies bf16 weights.
     Avx512Bf16,
 }
 
@@ -78,11 +78,17 @@ impl Path {
     /// The path that `FORKPOINT_CPU` forces, else the best there is.
     pub(super) fn detect() -> Result<Self, KernelError> {
         let Some(forced) = std::env::var_os("FORKPOINT_CPU") else {
-            let best = Self::ALL.into_iter().find(|path| path.available());
+            let best = Self::ALL.into_iter().find(|path| path.available() && !path.is_emulated());
             return Ok(best.expect("scalar code runs anywhere"));
         };
         let word = forced.to_string_lossy();
         Self::named(&word).ok_or_else(|| KernelError::UnknownPath(word.into_owned()))
+    }
+
+    /// Whether plain Rust stands in for its instructions: a path for tests,
+    /// taken only when it is asked for.
+    const fn is_emulated(self) -> bool {
+        cfg!(feature = "emulate-avx512") && matches!(self, Self::AvxVnni | Self::Avx512 | Self::Avx512Bf16)
     }
 
     fn named(word: &str) -> Option<Self> {

@@ -110,7 +110,17 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    /// Page `id` of a layer and head, in a place of the split.
+    /// Forgets what lies there: another split's, head's or layer's. Nothing moves
+    /// until the next call.
+    fn clear(&mut self, kv: &Kv) {
+        self.pages = [None; SPLIT_PAGES];
+        if kv.is_packed() {
+            self.lanes.resize(self.lanes.len().max(SPLIT_PAGES * 2 * kv.lanes()), 0);
+        }
+    }
+
+    /// Page `id` of a layer and head, in a place of the split: its keys and its
+    /// values. They stay readable while other places are filled.
     fn get(
         &mut self,
         path: Path,
@@ -119,15 +129,21 @@ impl Unpacked {
         head: usize,
         place: usize,
         id: PageId,
-    ) -> [*const u16; 2] {
+    ) -> (*const u16, *const u16) {
         let lanes = kv.lanes();
-        self.lanes.resize(self.lanes.len().max(SPLIT_PAGES * 2 * lanes), 0);
-        let (keys, values) = self.lanes[place * 2 * lanes..][..2 * lanes].split_at_mut(lanes);
+        assert!((place + 1) * 2 * lanes <= self.lanes.len(), "place {place} of a split");
+        // SAFETY: within the buffer. `as_mut_ptr` borrows none of what it holds,
+        // so pointers to other places, which are read later, stay valid.
+        let start = unsafe { self.lanes.as_mut_ptr().add(place * 2 * lanes) };
         if self.pages[place] != Some(id) {
+            // SAFETY: this place's lanes, which nobody else reads meanwhile.
+            let (keys, values) =
+                unsafe { std::slice::from_raw_parts_mut(start, 2 * lanes) }.split_at_mut(lanes);
             kv.unpack(path, layer, id, head, keys, values);
             self.pages[place] = Some(id);
         }
-        [keys.as_ptr().cast(), values.as_ptr().cast()]
+        // SAFETY: the values follow the keys.
+        (start.cast_const().cast(), unsafe { start.add(lanes) }.cast_const().cast())
     }
 }
 
@@ -386,8 +402,7 @@ impl Call<'_> {
         mut take: impl FnMut(usize, &Row, &[f32]),
     ) {
         let ThreadScratch { queries, tile, unpacked, .. } = scratch;
-        // What lies there is another split's, head's or layer's.
-        unpacked.pages = [None; SPLIT_PAGES];
+        unpacked.clear(self.kv);
         let rows = &self.rows[block.rows.clone()];
         let count = rows.len() * self.per_head;
         let mut start = 0;
@@ -409,8 +424,7 @@ impl Call<'_> {
                 let table = &self.table[row.pages + split * SPLIT_PAGES..];
                 tile.load(&table[..pages.end], pages.start, |place, page| {
                     if self.kv.is_packed() {
-                        let [keys, values] = unpacked.get(self.path, self.kv, self.layer, head, place, page);
-                        return (keys, values);
+                        return unpacked.get(self.path, self.kv, self.layer, head, place, page);
                     }
                     let (keys, values) = self.kv.head(self.layer, page, head);
                     (keys.as_ptr(), values.as_ptr())

@@ -268,6 +268,9 @@ pub(super) unsafe fn scales<P: Packing, const V: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn put<const V: usize>(out: Output, row: usize, lane: usize, sums: &[__m256; V]) {
+    if lane >= out.lanes {
+        return;
+    }
     let mut values = [0.0; LANES];
     let whole = out.lanes == LANES;
     // SAFETY: `8 · V` numbers, of the row or of `values`; the rest is the
@@ -278,7 +281,7 @@ pub(super) unsafe fn put<const V: usize>(out: Output, row: usize, lane: usize, s
         for (v, &sum) in sums.iter().enumerate() {
             _mm256_storeu_ps(to.add(8 * v), sum);
         }
-        if !whole && lane < out.lanes {
+        if !whole {
             row.copy_from_nonoverlapping(to, (out.lanes - lane).min(8 * V));
         }
     }

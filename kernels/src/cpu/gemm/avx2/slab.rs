@@ -168,9 +168,11 @@ impl Slab {
         group: usize,
         rows: [*const QBlock; TILE],
     ) -> [[__m256i; 2]; TILE] {
+        const { assert!(BYTES.is_multiple_of(64), "a block of the slab keeps the alignment of its first") };
+        const { assert!((BLOCK / 4 / P::GROUPS).is_multiple_of(run::<P>()), "runs end with their group") };
         let ones = _mm256_set1_epi16(1);
         let chunks = BLOCK / 4 / P::GROUPS;
-        let run = sums_of_16_bits::<P>().min(chunks);
+        let run = run::<P>();
         let mut dots = [[_mm256_setzero_si256(); 2]; TILE];
         for start in (group * chunks..(group + 1) * chunks).step_by(run) {
             let mut sums = [[_mm256_setzero_si256(); 2]; TILE];
@@ -200,6 +202,13 @@ impl Slab {
         }
         dots
     }
+}
+
+/// Chunks of 4 inputs that are summed in 16 bits.
+const fn run<P: Packing>() -> usize {
+    let chunks = BLOCK / 4 / P::GROUPS;
+    let most = sums_of_16_bits::<P>();
+    if most < chunks { most } else { chunks }
 }
 
 #[inline]
