@@ -66,6 +66,19 @@ pub enum BenchError {
     },
 }
 
+impl BenchError {
+    /// The message, where it stands beside the side's name already.
+    pub(super) fn without_side(&self) -> String {
+        let text = self.to_string();
+        match self {
+            Self::Call { side, .. } | Self::Status { side, .. } | Self::Answer { side, .. } => {
+                text.strip_prefix(&format!("{side}: ")).map_or(text.clone(), str::to_owned)
+            }
+            _ => text,
+        }
+    }
+}
+
 impl From<crate::models::ModelError> for BenchError {
     fn from(error: crate::models::ModelError) -> Self {
         Self::Serve(error.into())

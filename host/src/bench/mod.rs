@@ -45,8 +45,11 @@ pub use self::side::{Against, PeerKind};
 /// Tokens of a page of keys and values.
 const PAGE: usize = 16;
 
-/// Tokens of the context that are kept for what follows a state.
+/// Tokens beside the longest prompt that the smallest arena has room for.
 const BESIDE: usize = 512;
+
+/// The shortest context in which anything can be measured.
+const SHORTEST: usize = 1024;
 
 /// Tokens of a question that stand around its own words: the turn's marks, how to answer, the reply's opening.
 const AROUND: usize = 64;
@@ -177,7 +180,7 @@ pub async fn run(mut plan: Plan) -> Result<(), BenchError> {
     for against in &plan.against {
         sides.push(Side::connect(against, &app.engine).await?);
     }
-    fit_context(&mut sizes, &sides)?;
+    fit_context(&mut sizes, &sides, app.engine.count_tokens(&text::sample_question()) + AROUND)?;
     let described = sides.iter().map(Side::describe).collect();
     let settings = json!({
         "repeats": sizes.repeats, "quick": plan.quick, "state_tokens": sizes.state,
@@ -322,18 +325,26 @@ fn fit_memory(
 }
 
 /// Leaves out, or cuts to the context, what a side could not hold.
-fn fit_context(sizes: &mut Sizes, sides: &[Side]) -> Result<(), BenchError> {
-    let Some(context) = sides.iter().filter_map(Side::context).min() else { return Ok(()) };
-    let reply = sizes.reply as usize;
-    if context < 2 * BESIDE {
-        return Err(BenchError::Unfit(format!(
-            "a context of {context} tokens is too short to measure anything"
-        )));
+fn fit_context(sizes: &mut Sizes, sides: &[Side], question: usize) -> Result<(), BenchError> {
+    let contexts = sides.iter().filter_map(|side| Some((side.context()?, side.name())));
+    let Some((context, side)) = contexts.min() else { return Ok(()) };
+    if context < SHORTEST {
+        let what =
+            format!("a context of {context} tokens, as {side} has it, is too short; {SHORTEST} are needed");
+        return Err(BenchError::Unfit(what));
     }
+    let reply = sizes.reply as usize;
     // A prompt that fills the context leaves no room for a token; one less still shows that length.
     sizes.prefill = fitting(&sizes.prefill, context - 1, context);
     sizes.depths = fitting(&sizes.depths, context - reply, usize::MAX);
-    sizes.state = sizes.state.min(context - BESIDE);
+    let room = context.saturating_sub(question.max(reply));
+    if sizes.state > room {
+        eprintln!(
+            "states have {room} tokens, not {}: {side} holds {context} with their questions",
+            sizes.state
+        );
+        sizes.state = room;
+    }
     Ok(())
 }
 

@@ -162,7 +162,7 @@ pub(super) async fn measure<T>(
                 Err(error) => {
                     // Pairs need every repeat of both sides.
                     row.ways.clear();
-                    row.lacks = Some(error.to_string());
+                    row.lacks = Some(error.without_side());
                 }
             }
         }

@@ -171,6 +171,10 @@ fn table_rows(measured: &Measured) -> Vec<[String; 7]> {
             let title = std::mem::take(&mut title);
             let best = row.best(&measured.case);
             let Some((way, summary)) = best.and_then(|way| Some((way, Summary::of(&way.values(at))?))) else {
+                if at > 0 {
+                    // Said once for all metrics.
+                    continue;
+                }
                 let why = row.lacks.as_deref().unwrap_or("no figures");
                 let lacks = format!("lacks this: {why}");
                 rows.push([

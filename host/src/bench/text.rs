@@ -65,60 +65,42 @@ const HOW: [&str; 8] = [
     "by order of desk {}",
 ];
 
-/// Questions with four options, each with what it stands for.
+/// Questions with four options, and what an option stands for where its name does not say it.
 const ASKED: [(&str, [(&str, &str); 4]); 6] = [
     (
         "Which desk should take over",
         [
-            ("accounts", "payments, invoices and refunds"),
-            ("parcels", "whatever is sent or comes back"),
-            ("engineers", "what does not work as it should"),
-            ("lead", "threats, press and the law"),
+            ("accounts", "payments and invoices"),
+            ("parcels", "what is sent or returned"),
+            ("engineers", "what does not work"),
+            ("lead", "threats and the law"),
         ],
     ),
     (
         "What should be done first about",
-        [
-            ("answer", "all that is needed is known"),
-            ("ask", "something must be learned from the customer"),
-            ("pay", "money is owed to the customer"),
-            ("wait", "someone else is at work on it"),
-        ],
+        [("answer", "all is known"), ("ask", "something is missing"), ("pay", "money is owed"), ("wait", "")],
     ),
     (
         "How soon does somebody have to look at",
-        [
-            ("now", "harm is being done"),
-            ("today", "somebody waits for it"),
-            ("this week", "it is one of many"),
-            ("never", "it is settled"),
-        ],
+        [("now", ""), ("today", ""), ("this week", ""), ("never", "")],
     ),
     (
         "Which tool does an assistant need for",
         [
-            ("orders", "looks up what was bought and when"),
-            ("ledger", "shows payments and moves money"),
-            ("tracker", "follows a parcel on its way"),
+            ("orders", "what was bought"),
+            ("ledger", "moves money"),
+            ("tracker", "follows a parcel"),
             ("none", "words are enough"),
         ],
     ),
-    (
-        "Who caused the trouble with",
-        [
-            ("us", "we promised or sent something wrong"),
-            ("carrier", "it happened on the way"),
-            ("customer", "it was used or ordered wrongly"),
-            ("nobody", "there is no trouble"),
-        ],
-    ),
+    ("Who caused the trouble with", [("us", ""), ("carrier", ""), ("customer", ""), ("nobody", "")]),
     (
         "Which model should write the reply about",
         [
-            ("small", "a sentence or two that are known by heart"),
-            ("large", "several facts have to be weighed"),
-            ("lawyer", "every word may be held against us"),
-            ("person", "no model should write it"),
+            ("small", "a sentence or two"),
+            ("large", "facts to be weighed"),
+            ("careful", "every word counts"),
+            ("person", "no model should"),
         ],
     ),
 ];
@@ -127,7 +109,7 @@ const ASKED: [(&str, [(&str, &str); 4]); 6] = [
 pub(super) fn sample_question() -> String {
     let longest = ASKED.iter().map(|(asks, options)| {
         let options = options.iter().map(|(name, description)| format!("A: {name} - {description}\n"));
-        format!("Question: {asks} {}, case 1000?\n{}", WHAT[3], options.collect::<String>())
+        format!("Question: {asks} {}, case 100?\n{}", WHAT[3], options.collect::<String>())
     });
     longest.max_by_key(String::len).unwrap_or_default()
 }
@@ -236,10 +218,10 @@ impl Author {
         self.asked += 1;
         // The number makes it another question even where the case comes again.
         let case = WHAT[self.asked / ASKED.len() % WHAT.len()];
-        let instructions = format!("{asks} {case}, case {}?", 1000 + self.asked);
+        let instructions = format!("{asks} {case}, case {}?", 10 + self.asked);
         let option = |(name, description): (&str, &str)| ChoiceOption {
             name: name.to_owned(),
-            description: Some(description.to_owned()),
+            description: Some(description.to_owned()).filter(|text| !text.is_empty()),
         };
         Question { instructions, criteria: Criteria::Choice(options.into_iter().map(option).collect()) }
     }
