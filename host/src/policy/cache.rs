@@ -69,7 +69,8 @@ impl Cache {
     fn make_room(&self, wanted: u64) -> io::Result<()> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.dir)?.flatten() {
-            let metadata = entry.metadata()?;
+            // Gone since it was listed: someone else has just renamed a file of theirs, or made room.
+            let Some(metadata) = there(entry.metadata())? else { continue };
             entries.push((metadata.modified()?, metadata.len(), entry.path()));
         }
         let mut total: u64 = wanted + entries.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
@@ -78,10 +79,18 @@ impl Cache {
             if total <= MAX_BYTES {
                 break;
             }
-            fs::remove_file(path)?;
+            there(fs::remove_file(path))?;
             total -= bytes;
         }
         Ok(())
+    }
+}
+
+/// Nothing for a file that is not there.
+fn there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
     }
 }
 
@@ -158,6 +167,24 @@ mod tests {
         let [path] = entries(dir.path()).try_into().unwrap();
         fs::write(&path, b"").unwrap();
         assert!(cache.get(&engine, "00").is_none(), "empty");
+    }
+
+    #[test]
+    fn policies_that_load_at_once_all_leave_their_code() {
+        let dir = tempfile::tempdir().unwrap();
+        let (engine, cache) = (Engine::default(), Cache::open(dir.path()).unwrap());
+        let component = Component::new(&engine, EMPTY).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (engine, cache, component) = (&engine, &cache, &component);
+                scope.spawn(move || {
+                    for n in 0..50 {
+                        cache.put(engine, &format!("{thread}{n:02}"), component).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(entries(dir.path()).len(), 200);
     }
 
     #[cfg(unix)]
