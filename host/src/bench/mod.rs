@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use clap::ValueEnum;
+use forkpoint_engine::Quantize;
 use forkpoint_engine::load::Checkpoint;
 use serde_json::json;
 
@@ -195,7 +196,8 @@ pub async fn run(mut plan: Plan) -> Result<(), BenchError> {
         model: json!({
             "name": app.model(), "architecture": info.architecture, "parameters": info.parameters,
             "tensor_bytes": info.bytes, "file_bytes": machine::file_bytes(&located.path), "context": info.context,
-            "device": info.device,
+            "device": info.device, "quantize": info.quantize.map(Quantize::name),
+            "kv_precision": info.kv_precision.name(),
         }),
         settings,
         sides: described,

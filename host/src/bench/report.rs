@@ -57,11 +57,13 @@ impl Report {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let mut lines = vec![
             format!(
-                "forkpoint {}, {}, {} ({}), {}",
+                "forkpoint {}, {}, {} ({}{}), keys and values in {}, {}",
                 env!("CARGO_PKG_VERSION"),
                 self.date,
                 text(&self.model["name"]),
                 mib(self.model["file_bytes"].as_u64()),
+                self.model["quantize"].as_str().map(|to| format!(", packed to {to}")).unwrap_or_default(),
+                text(&self.model["kv_precision"]),
                 text(&self.model["device"]),
             ),
             format!(
