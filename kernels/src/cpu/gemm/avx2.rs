@@ -7,8 +7,6 @@
 //! the weight's sign moves to the activation: |w| ≤ 128, and 2 · 128 · 127 =
 //! 32,512 fits.
 
-mod slab;
-
 use std::arch::x86_64::*;
 
 use super::{Input, Output};
@@ -27,20 +25,27 @@ const PLAIN_TILE: usize = 6;
 pub(super) unsafe fn quantised<P: Packing>(panel: &[u8], x: Input<'_, QBlock>, out: Output) {
     assert_eq!(panel.len(), x.stride * P::BYTES, "blocks of the panel and of the rows");
     assert!(x.data.len() >= x.rows * x.stride, "rows of the input");
-    // SAFETY: the panel has `stride` blocks, as many as each row of the input,
-    // and rows `row..x.rows` exist; the rest is the caller's promise.
-    unsafe {
-        let row = slab::quantised::<P>(panel, x, out);
-        match x.rows - row {
-            0 => (),
-            1 => tile::<P, 1, 2>(panel, x, row, 0, out),
-            2 => tile::<P, 2, 2>(panel, x, row, 0, out),
-            // 8 outputs and then 8: so all sums fit in registers.
-            _ => {
-                tile::<P, 3, 1>(panel, x, row, 0, out);
-                tile::<P, 3, 1>(panel, x, row, 8, out);
+    let mut row = 0;
+    while row < x.rows {
+        // One row or two take all 16 outputs at once; more take 8 and then 8,
+        // for which all sums fit in registers.
+        // SAFETY: the panel has `stride` blocks, as many as each row of the
+        // input, and rows `row..row + R` exist; the rest is the caller's promise.
+        unsafe {
+            match x.rows - row {
+                1 => tile::<P, 1, 2>(panel, x, row, 0, out),
+                2 => tile::<P, 2, 2>(panel, x, row, 0, out),
+                3 => {
+                    tile::<P, 3, 1>(panel, x, row, 0, out);
+                    tile::<P, 3, 1>(panel, x, row, 8, out);
+                }
+                _ => {
+                    tile::<P, 4, 1>(panel, x, row, 0, out);
+                    tile::<P, 4, 1>(panel, x, row, 8, out);
+                }
             }
         }
+        row += 4;
     }
 }
 
@@ -62,7 +67,7 @@ unsafe fn tile<P: Packing, const R: usize, const V: usize>(
         // SAFETY: block `b` of the panel and of each row lie in bounds.
         unsafe {
             let block = panel.as_ptr().add(b * P::BYTES);
-            if lane == 0 {
+            if R < 4 && lane == 0 {
                 ahead(block, P::BYTES);
             }
             let rows: [*const QBlock; R] =
@@ -136,9 +141,11 @@ const fn signed<P: Packing>() -> bool {
     P::OFFSET == 128
 }
 
-/// How many sums of `vpmaddubsw` 16 bits hold.
-const fn sums_of_16_bits<P: Packing>() -> usize {
-    if signed::<P>() { 1 } else { i16::MAX as usize / (2 * 127 * P::MOST as usize) }
+/// Chunks of 4 inputs whose sums 16 bits hold.
+const fn run<P: Packing>() -> usize {
+    let chunks = BLOCK / 4 / P::GROUPS;
+    let most = if signed::<P>() { 1 } else { i16::MAX as usize / (2 * 127 * P::MOST as usize) };
+    if most < chunks { most } else { chunks }
 }
 
 /// Σ q·x over a block's 32 inputs, q in nibbles.
@@ -196,10 +203,12 @@ unsafe fn byte_dots<P: Packing, const R: usize, const V: usize>(
     lane: usize,
     group: usize,
 ) -> [[__m256i; V]; R] {
+    const { assert!((BLOCK / 4 / P::GROUPS).is_multiple_of(run::<P>()), "runs end with their group") };
     let ones = _mm256_set1_epi16(1);
     let bias = _mm256_set1_epi8(-128);
     let mut sums = [[_mm256_setzero_si256(); V]; R];
     let chunks = BLOCK / 4 / P::GROUPS;
+    let mut shorts = sums;
     for chunk in group * chunks..(group + 1) * chunks {
         // SAFETY: `8 · V` outputs of chunk `chunk` of a block's q, and the
         // chunk's 4 inputs.
@@ -212,16 +221,22 @@ unsafe fn byte_dots<P: Packing, const R: usize, const V: usize>(
                 w[v] = _mm256_xor_si256(*q, bias);
                 size[v] = _mm256_abs_epi8(w[v]);
             }
-            for (&row, sums) in rows.iter().zip(&mut sums) {
+            for (&row, shorts) in rows.iter().zip(&mut shorts) {
                 let x = broadcast(row, chunk * 4);
-                for (v, sum) in sums.iter_mut().enumerate() {
+                for (v, short) in shorts.iter_mut().enumerate() {
                     let products = if signed::<P>() {
                         _mm256_maddubs_epi16(size[v], _mm256_sign_epi8(x, w[v]))
                     } else {
                         _mm256_maddubs_epi16(q[v], x)
                     };
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(products, ones));
+                    let first = chunk % run::<P>() == 0;
+                    *short = if first { products } else { _mm256_add_epi16(*short, products) };
                 }
+            }
+        }
+        if chunk % run::<P>() == run::<P>() - 1 {
+            for (sum, &short) in sums.as_flattened_mut().iter_mut().zip(shorts.as_flattened()) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(short, ones));
             }
         }
     }
@@ -384,19 +399,27 @@ unsafe fn plain_tile<T: Plain, const R: usize>(
     out: Output,
 ) -> usize {
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
-    for i in (0..x.stride).step_by(T::SHARED) {
-        for input in 0..T::SHARED.min(x.stride - i) {
-            // SAFETY: input `i + input` of the panel and of each row lie in bounds.
-            unsafe {
-                let weights = panel.as_ptr().add(i * LANES * T::BYTES);
-                let w = [T::load(weights, input), T::load(weights.add(8 * T::SHARED * T::BYTES), input)];
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = _mm256_set1_ps(*x.data.as_ptr().add((first + r) * x.stride + i + input));
-                    sums[0] = _mm256_fmadd_ps(w[0], x, sums[0]);
-                    sums[1] = _mm256_fmadd_ps(w[1], x, sums[1]);
-                }
+    // Inputs that share lanes go together, so that the loop over them unrolls.
+    let together = x.stride / T::SHARED * T::SHARED;
+    let mut add = |i: usize, input: usize| {
+        // SAFETY: input `i + input` of the panel and of each row lie in bounds.
+        unsafe {
+            let weights = panel.as_ptr().add(i * LANES * T::BYTES);
+            let w = [T::load(weights, input), T::load(weights.add(8 * T::SHARED * T::BYTES), input)];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = _mm256_set1_ps(*x.data.as_ptr().add((first + r) * x.stride + i + input));
+                sums[0] = _mm256_fmadd_ps(w[0], x, sums[0]);
+                sums[1] = _mm256_fmadd_ps(w[1], x, sums[1]);
             }
         }
+    };
+    for i in (0..together).step_by(T::SHARED) {
+        for input in 0..T::SHARED {
+            add(i, input);
+        }
+    }
+    if together < x.stride {
+        add(together, 0);
     }
     for (r, sums) in sums.iter().enumerate() {
         // SAFETY: the caller's promise.
