@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_epoch_advances_only_while_a_guest_runs() {
+    async fn guests_are_counted_while_they_run_and_a_stop_ends_the_ticking() {
         let runtime = Runtime::new(2, 64 << 20).unwrap();
         let shared = runtime.ticker.shared.clone();
         let guest = runtime.tick();

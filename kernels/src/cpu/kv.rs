@@ -205,6 +205,17 @@ mod tests {
     }
 
     #[test]
+    fn a_page_takes_the_bytes_that_its_shape_says() {
+        for precision in KvPrecision::ALL {
+            for head_dim in [16, 48, 64, 128, 256] {
+                let shape = KvShape { head_dim, precision, ..SHAPE };
+                let bytes = 2 * Kv::new(shape).unwrap().data.len();
+                assert_eq!(bytes, shape.pages * shape.page_bytes(), "{precision:?} {head_dim}");
+            }
+        }
+    }
+
+    #[test]
     fn shapes_that_no_kernel_has_are_refused() {
         for head_dim in [0, 8, 24, 272] {
             let error = Kv::new(KvShape { head_dim, ..SHAPE }).unwrap_err();
