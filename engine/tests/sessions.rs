@@ -222,7 +222,8 @@ async fn equal_prompts_that_fill_the_cache_wait_for_each_other() {
         drop(engine.open_tokens(prompt, "").await.unwrap());
     }
     let (a, b) = tokio::join!(engine.open_tokens(&prompt, ""), engine.open_tokens(&other[..200], ""));
-    (a.unwrap(), b.unwrap());
+    a.unwrap();
+    b.unwrap();
     all_pages_back(&engine).await;
 }
 
@@ -245,7 +246,8 @@ async fn patience_ends_with_an_error() {
             drop(held);
         }
     );
-    (large.unwrap(), small.unwrap());
+    large.unwrap();
+    small.unwrap();
     all_pages_back(&engine).await;
 }
 

@@ -1,7 +1,7 @@
 //! The Forkpoint server: HTTP in front, policies beside the engine, upstreams behind.
 //!
 //! [`serve`] speaks the OpenAI and TypeSafe wire formats ([`wire`]), [`policy`] runs routing policies as
-//! WebAssembly components, [`dispatch`] carries out the plan a policy returned; [`bench`] measures all of it.
+//! WebAssembly components, [`dispatch`] carries out the plan a policy returned; [`mod@bench`] measures all of it.
 
 pub mod bench;
 pub mod cli;
