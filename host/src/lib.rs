@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod cli;
 pub mod config;
+mod date;
 pub mod dispatch;
 pub mod guest_tools;
 pub mod models;

@@ -72,7 +72,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Pages that stay free for the decisions and replies of the sessions that
     /// live, for as long as waiting for them to end may help.
-    fn spare(&self, job: &mut Job, line: &Line) -> usize {
+    fn spare(&self, job: &Job, line: &Line) -> usize {
         let alone = line.promised == 0 && self.sessions.is_empty();
         if alone || job.short_since().is_some_and(|since| since.elapsed() >= HOLD) {
             0

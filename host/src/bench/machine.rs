@@ -5,6 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use crate::date::date;
+
 /// A load average up to this share of the cores leaves the figures usable.
 const QUIET: f64 = 0.15;
 
@@ -72,24 +74,9 @@ pub(super) fn file_bytes(path: &Path) -> u64 {
 
 /// The time in UTC, as ISO 8601 writes it.
 pub(super) fn utc(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
+    let second = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() % 86_400;
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// Year, month and day of a day counted from 1970-01-01: the algorithm `civil_from_days` of Howard Hinnant's
-/// "chrono-compatible low-level date algorithms", for days that are not before it.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    (year + era * 400 + u64::from(month <= 2), month, day)
+    format!("{}T{hour:02}:{minute:02}:{second:02}Z", date(time))
 }
 
 #[cfg(test)]
