@@ -41,6 +41,8 @@ mod format;
 mod map;
 mod quantize;
 
+use std::ops::Range;
+
 pub use error::KernelError;
 pub use format::{Format, HostMatrix};
 pub use map::MappedFile;
@@ -83,6 +85,25 @@ impl KvShape {
             KvPrecision::Int4 => numbers / 2 + 4 * PAGE_TOKENS * self.head_dim.div_ceil(32),
         };
         2 * self.layers * self.heads * bytes
+    }
+}
+
+/// What one arena of hidden states holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HiddenShape {
+    /// Layers whose states are kept.
+    pub layers: usize,
+    /// Numbers in a state.
+    pub width: usize,
+    /// Pages in the arena.
+    pub pages: usize,
+}
+
+impl HiddenShape {
+    /// Bytes of one page over all kept layers: bf16 states, and an f32 sum over them.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.layers * self.width * (2 * PAGE_TOKENS + 4)
     }
 }
 
@@ -226,6 +247,8 @@ pub trait Backend {
     type Rows;
     /// The arena of key and value pages.
     type Kv;
+    /// The arena of hidden states beside them.
+    type Hidden;
 
     /// What runs the operations, for a person: "avx2, 2 threads".
     fn describe(&self) -> String;
@@ -247,6 +270,12 @@ pub trait Backend {
     /// # Errors
     /// When the machine does not give the memory.
     fn kv(&mut self, shape: KvShape) -> Result<Self::Kv, KernelError>;
+
+    /// An arena of hidden states, zeroed; memory is committed as pages are used.
+    ///
+    /// # Errors
+    /// When the machine does not give the memory.
+    fn hidden(&mut self, shape: HiddenShape) -> Result<Self::Hidden, KernelError>;
 
     /// Sets the rows from row-major numbers; `len` becomes `from.len() / width`.
     fn write(&mut self, to: &mut Self::Rows, from: &[f32]);
@@ -304,4 +333,20 @@ pub trait Backend {
 
     /// Copies the first `tokens` tokens of a page, in all layers.
     fn copy_page(&mut self, kv: &mut Self::Kv, from: PageId, to: PageId, tokens: usize);
+
+    /// Writes row `i` to `slots[i]` of a kept layer, in bf16. A page's tokens come in order.
+    fn keep(&mut self, hidden: &mut Self::Hidden, layer: usize, x: &Self::Rows, slots: &[Slot]);
+
+    /// The mean of a kept layer's states over some tokens of a session with these pages.
+    fn mean(
+        &mut self,
+        hidden: &Self::Hidden,
+        layer: usize,
+        pages: &[PageId],
+        tokens: Range<usize>,
+        out: &mut [f32],
+    );
+
+    /// Copies the hidden states of the first `tokens` tokens of a page.
+    fn copy_hidden(&mut self, hidden: &mut Self::Hidden, from: PageId, to: PageId, tokens: usize);
 }

@@ -9,6 +9,7 @@ mod attention;
 #[cfg(all(target_arch = "x86_64", feature = "emulate-avx512"))]
 mod emulated;
 mod gemm;
+mod hidden;
 mod kv;
 mod path;
 mod pool;
@@ -17,10 +18,13 @@ mod rows;
 mod rowwise;
 mod weights;
 
+pub use hidden::Hidden;
 pub use kv::Kv;
 pub use path::Path;
 pub use rows::Rows;
 pub use weights::Matrix;
+
+use std::ops::Range;
 
 #[cfg(all(target_arch = "x86_64", not(feature = "emulate-avx512")))]
 use std::arch::x86_64 as instructions;
@@ -30,7 +34,8 @@ use std::arch::x86_64 as instructions;
 use self::emulated as instructions;
 use self::{gemm::Rounding, pool::Pool, rowwise::Angles};
 use crate::{
-    Activation, Attention, AttentionBatch, Backend, HostMatrix, KernelError, KvShape, PageId, Rope, Slot,
+    Activation, Attention, AttentionBatch, Backend, HiddenShape, HostMatrix, KernelError, KvShape, PageId,
+    Rope, Slot,
 };
 
 /// Angle tables that are kept: a model has one rotary embedding, or one for its
@@ -105,6 +110,7 @@ impl Backend for Cpu {
     type Vector = Vec<f32>;
     type Rows = Rows;
     type Kv = Kv;
+    type Hidden = Hidden;
 
     fn describe(&self) -> String {
         let threads = self.threads();
@@ -125,6 +131,10 @@ impl Backend for Cpu {
 
     fn kv(&mut self, shape: KvShape) -> Result<Kv, KernelError> {
         Kv::new(shape)
+    }
+
+    fn hidden(&mut self, shape: HiddenShape) -> Result<Hidden, KernelError> {
+        Hidden::new(shape)
     }
 
     fn write(&mut self, to: &mut Rows, from: &[f32]) {
@@ -233,5 +243,24 @@ impl Backend for Cpu {
 
     fn copy_page(&mut self, kv: &mut Kv, from: PageId, to: PageId, tokens: usize) {
         kv.copy_page(from, to, tokens);
+    }
+
+    fn keep(&mut self, hidden: &mut Hidden, layer: usize, x: &Rows, slots: &[Slot]) {
+        hidden.keep(layer, x, slots);
+    }
+
+    fn mean(
+        &mut self,
+        hidden: &Hidden,
+        layer: usize,
+        pages: &[PageId],
+        tokens: Range<usize>,
+        out: &mut [f32],
+    ) {
+        hidden.mean(layer, pages, tokens, out);
+    }
+
+    fn copy_hidden(&mut self, hidden: &mut Hidden, from: PageId, to: PageId, tokens: usize) {
+        hidden.copy_page(from, to, tokens);
     }
 }
