@@ -14,9 +14,12 @@ use crate::decide::Labels;
 use crate::error::{EngineError, StartError};
 use crate::generate::Sampling;
 use crate::kv;
+use crate::kv::Purpose;
 use crate::load::{Checkpoint, Quantize};
 use crate::model::Llama;
-use crate::schedule::{Base, Command, Gauges, Grown, Limits, Readings, Scheduler, SequenceId, Suffix, Write};
+use crate::schedule::{
+    Base, Command, Gauges, Grown, Limits, Reach, Readings, Scheduler, SequenceId, Suffix, Write,
+};
 use crate::session::{Session, Usage};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -76,6 +79,10 @@ pub struct ModelInfo {
     pub context: usize,
     /// Tokens in the vocabulary.
     pub vocab: usize,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
     /// Of what determines the logits.
     pub fingerprint: u128,
     /// What runs it: "avx2, 2 threads".
@@ -107,6 +114,8 @@ pub struct Counters {
     pub decided_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Tokens computed for the server's own study.
+    pub studied_tokens: u64,
     /// Pages evicted.
     pub evictions: u64,
     /// Sessions and replies alive.
@@ -121,6 +130,8 @@ pub struct Counters {
     pub pages_total: u64,
     /// Bytes of a page, over all layers.
     pub page_bytes: u64,
+    /// Bytes of a page's hidden states; 0 while none are kept.
+    pub hidden_page_bytes: u64,
 }
 
 /// What every handle shares.
@@ -226,6 +237,15 @@ impl Resident {
         self.shared.call(|reply| Command::Grow { id, base, tokens, reply }).await
     }
 
+    pub(crate) async fn features(
+        &self,
+        reach: Reach,
+        layers: Vec<usize>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        let id = self.id;
+        self.shared.call(|reply| Command::Features { id, reach, layers, reply }).await
+    }
+
     pub(crate) async fn write(&self, base: Base, tokens: Vec<u32>, write: Write) -> Result<(), EngineError> {
         let id = self.id;
         self.shared.call(|reply| Command::Write { id, base, tokens, write, reply }).await
@@ -285,6 +305,8 @@ impl Engine {
             bytes: checkpoint.tensor_bytes(),
             context,
             vocab: config.vocab,
+            layers: config.layers,
+            width: config.width,
             fingerprint: checkpoint.fingerprint(),
             device: String::new(),
             quantize: options.quantize,
@@ -347,6 +369,8 @@ impl Engine {
             decisions: gauges.decisions.load(Relaxed),
             decided_tokens: gauges.decided_tokens.load(Relaxed),
             generated_tokens: gauges.generated_tokens.load(Relaxed),
+            studied_tokens: gauges.studied_tokens.load(Relaxed),
+            hidden_page_bytes: gauges.hidden_page_bytes.load(Relaxed),
             evictions: gauges.evictions.load(Relaxed),
             sessions: gauges.sessions.load(Relaxed),
             waiting: gauges.waiting.load(Relaxed),
@@ -380,6 +404,49 @@ impl Engine {
     /// When the conversation does not fit the template, the context window or
     /// the cache.
     pub async fn open(&self, conversation: Conversation, salt: &str) -> Result<Session, EngineError> {
+        self.open_for(Purpose::Request, conversation, salt).await
+    }
+
+    /// Opens a session for the server's own study rather than for a request: it is
+    /// computed after all of those, and leaves no page behind.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub async fn study(&self, conversation: Conversation) -> Result<Session, EngineError> {
+        self.open_for(Purpose::Study, conversation, "").await
+    }
+
+    /// As [`Engine::study`], for [`Session::features`] alone: blocks above the kept
+    /// layers are not computed.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub async fn study_features(&self, conversation: Conversation) -> Result<Session, EngineError> {
+        self.open_for(Purpose::Features, conversation, "").await
+    }
+
+    /// Keeps the hidden states after each of these counts of blocks, 1 to the model's
+    /// layers, for [`Session::features`] of sessions that are opened from now on.
+    ///
+    /// # Errors
+    /// When there is no such layer, or no memory.
+    pub async fn keep_hidden(&self, layers: &[usize]) -> Result<(), EngineError> {
+        let most = self.shared.model.layers;
+        if let Some(layer) = layers.iter().find(|&&layer| layer == 0 || layer > most) {
+            return Err(EngineError::Invalid(format!(
+                "there is no layer {layer}, the model has 1 to {most}"
+            )));
+        }
+        let layers = layers.to_vec();
+        self.shared.call(|reply| Command::Keep { layers, reply }).await
+    }
+
+    async fn open_for(
+        &self,
+        purpose: Purpose,
+        conversation: Conversation,
+        salt: &str,
+    ) -> Result<Session, EngineError> {
         let shared = Arc::clone(&self.shared);
         // A long conversation takes milliseconds to put into tokens.
         let (conversation, text, tokens) = blocking(move || {
@@ -388,7 +455,7 @@ impl Engine {
             Ok((conversation, text, tokens))
         })
         .await?;
-        self.hold(conversation, text, tokens, salt, false).await
+        self.hold(conversation, text, tokens, salt, false, purpose).await
     }
 
     /// Opens a session that holds a plain text, for completions: a reply
@@ -406,7 +473,7 @@ impl Engine {
         if tokens.is_empty() {
             return Err(EngineError::Invalid("a prompt needs at least one token".into()));
         }
-        self.hold(Conversation::default(), text, tokens, salt, true).await
+        self.hold(Conversation::default(), text, tokens, salt, true, Purpose::Request).await
     }
 
     /// Opens a session that holds these tokens, as [`Engine::open_text`].
@@ -416,7 +483,7 @@ impl Engine {
     pub async fn open_tokens(&self, tokens: &[u32], salt: &str) -> Result<Session, EngineError> {
         self.shared.check_tokens(tokens)?;
         let text = self.shared.tokenizer.decode(tokens);
-        self.hold(Conversation::default(), text, tokens.to_vec(), salt, true).await
+        self.hold(Conversation::default(), text, tokens.to_vec(), salt, true, Purpose::Request).await
     }
 
     async fn hold(
@@ -426,9 +493,10 @@ impl Engine {
         tokens: Vec<u32>,
         salt: &str,
         plain: bool,
+        purpose: Purpose,
     ) -> Result<Session, EngineError> {
         let resident = self.shared.resident();
-        let root = Base::Root(kv::root(self.shared.model.fingerprint, salt));
+        let root = Base::Root(kv::root(self.shared.model.fingerprint, salt), purpose);
         let grown = resident.grow(root, tokens).await?;
         let usage = Usage {
             tokens: grown.tokens as u32,

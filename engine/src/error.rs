@@ -38,6 +38,12 @@ pub enum EngineError {
         /// The bound.
         limit: usize,
     },
+    /// Hidden states are not kept, or were not yet when this session was opened.
+    #[error("no hidden states are kept for this session: it was opened before a probe asked for them")]
+    NoHidden,
+    /// The device gives no memory for what was asked.
+    #[error(transparent)]
+    Device(#[from] forkpoint_kernels::KernelError),
     /// The engine stops or has stopped.
     #[error("the engine is shutting down")]
     Stopped,

@@ -9,6 +9,7 @@ use crate::chat::{Conversation, Message, Role, tools_turn};
 use crate::decide::{self, Answer, Question};
 use crate::engine::{Resident, Shared};
 use crate::error::EngineError;
+use crate::features::Span;
 use crate::generate::{Completion, Event, Generation, Sampling};
 use crate::schedule::{Base, Found, Suffix, Wanted, Write};
 use crate::words::Words;
@@ -38,6 +39,8 @@ pub struct Session {
     /// Opened from a plain text: there are no turns to add to.
     plain: bool,
     usage: Usage,
+    /// Means of hidden states that were read of it as it stands.
+    features: Vec<((Span, usize), Arc<[f32]>)>,
 }
 
 /// Tokens and what they continue.
@@ -56,7 +59,7 @@ impl Session {
         plain: bool,
         usage: Usage,
     ) -> Self {
-        Self { resident, conversation, text: Some(text), plain, usage }
+        Self { resident, conversation, text: Some(text), plain, usage, features: Vec::new() }
     }
 
     /// What it holds.
@@ -86,6 +89,7 @@ impl Session {
             text: self.text.clone(),
             plain: self.plain,
             usage: Usage { tokens, reused: tokens, ..Usage::default() },
+            features: self.features.clone(),
         })
     }
 
@@ -191,12 +195,46 @@ impl Session {
         Ok(Completion { text, tokens: ended.generated, reason: ended.reason })
     }
 
+    /// [`Session::features`] of one layer, read once until the session grows.
+    pub(crate) async fn kept_features(
+        &mut self,
+        span: Span,
+        layer: usize,
+    ) -> Result<Arc<[f32]>, EngineError> {
+        let key = (span, layer);
+        if let Some((_, features)) = self.features.iter().find(|(known, _)| *known == key) {
+            return Ok(Arc::clone(features));
+        }
+        let read = self.features(span, &[layer]).await?.pop().ok_or(EngineError::NoHidden)?;
+        let features: Arc<[f32]> = read.into();
+        self.features.push((key, Arc::clone(&features)));
+        Ok(features)
+    }
+
+    /// A question was answered without the engine's thread.
+    pub(crate) fn count_decision(&mut self) {
+        self.usage.decisions += 1;
+    }
+
+    pub(crate) fn resident(&self) -> &Resident {
+        &self.resident
+    }
+
+    /// The bytes of what the last user turn says.
+    pub(crate) fn last_user(&self) -> Result<std::ops::Range<usize>, EngineError> {
+        self.chat_only("a span of the last user turn")?;
+        self.words()
+            .last_user()?
+            .ok_or_else(|| EngineError::Invalid("the session has no user turn with a text of its own".into()))
+    }
+
     fn shared(&self) -> &Arc<Shared> {
         self.resident.shared()
     }
 
     fn adopt(&mut self, resident: Resident, tokens: usize, computed: usize) {
         self.resident = resident;
+        self.features.clear();
         self.usage.tokens = tokens as u32;
         self.usage.computed += computed as u32;
     }

@@ -9,6 +9,7 @@ mod json;
 mod pieces;
 
 use std::fmt;
+use std::ops::Range;
 
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
 
@@ -152,6 +153,29 @@ impl Tokenizer {
     #[must_use]
     pub fn eos(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// Which of a text's tokens spell some of its bytes, if only in part. Where the
+    /// vocabulary's normaliser changed the text, places shift by what it changed.
+    #[must_use]
+    pub fn spelling(&self, tokens: &[u32], bytes: &Range<usize>) -> Range<usize> {
+        let mut at = 0;
+        let mut found = tokens.len()..tokens.len();
+        for (place, &token) in tokens.iter().enumerate() {
+            if at >= bytes.end {
+                found.end = place;
+                break;
+            }
+            at += if self.is_special(token) {
+                self.content(token).map_or(0, str::len)
+            } else {
+                self.bytes(token).len()
+            };
+            if at > bytes.start && found.start == tokens.len() {
+                found.start = place;
+            }
+        }
+        found
     }
 
     /// The text of tokens. Special ones are left out; bytes that are not UTF-8 become U+FFFD.

@@ -1,5 +1,7 @@
 //! What a conversation, and what is added to it, says in tokens.
 
+use std::ops::Range;
+
 use crate::chat::{Conversation, Message, Role};
 use crate::decide::{self, Question};
 use crate::engine::{Engine, Shared};
@@ -7,6 +9,10 @@ use crate::error::EngineError;
 
 /// Stands for a question while the turn around it is rendered.
 const PLACEHOLDER: &str = "forkpoint-question-placeholder";
+
+/// Stands for a turn's own text while its place is looked for: no turn begins or
+/// ends like it.
+const MARK: &str = "\u{F8FF}\u{F8FE}";
 
 /// A conversation in tokens, with what a decision or a reply would compute
 /// after it.
@@ -94,6 +100,32 @@ impl Words<'_> {
         };
         let suffixes = questions.iter().enumerate().map(suffix).collect::<Result<_, EngineError>>()?;
         Ok(Suffixes { continues, suffixes })
+    }
+
+    /// The bytes, in the session's text, of what the last user turn says. None where
+    /// there is no such turn, or the template leaves it out.
+    pub(crate) fn last_user(&self) -> Result<Option<Range<usize>>, EngineError> {
+        let Conversation { messages, tools } = self.conversation;
+        let Some(last) = messages.iter().rposition(|message| message.role == Role::User) else {
+            return Ok(None);
+        };
+        let mut turns = messages[..=last].to_vec();
+        let template = self.shared.template();
+        let rendered;
+        let text = match self.text {
+            Some(text) if last + 1 == messages.len() => text,
+            _ => {
+                rendered = template.render(&turns, tools, false)?;
+                &rendered
+            }
+        };
+        // What is the same with another text in its place is not the turn's own.
+        MARK.clone_into(&mut turns[last].content);
+        let other = template.render(&turns, tools, false)?;
+        let before = text.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+        let after = text.bytes().rev().zip(other.bytes().rev()).take_while(|(a, b)| a == b).count();
+        let after = after.min(text.len() - before).min(other.len().saturating_sub(before));
+        Ok(Some(before..text.len() - after).filter(|bytes| !bytes.is_empty()))
     }
 
     fn render(&self, turns: &[Message], open: bool) -> Result<String, EngineError> {

@@ -1,6 +1,6 @@
 //! From logits to probabilities, and from probabilities to an answer.
 
-use super::question::{Answer, Criteria, Verdict};
+use super::question::{Answer, Criteria, Rung, Verdict};
 
 /// What the logits at a reply's start say of some labels.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +54,7 @@ pub(crate) fn answer(criteria: &Criteria, reading: Reading) -> Answer {
             (Verdict::Score(expected), score_confidence(&probabilities))
         }
     };
-    Answer { verdict, probabilities, confidence, mass, argmax_is_label }
+    Answer { verdict, probabilities, confidence, mass, argmax_is_label, rung: Rung::Labels }
 }
 
 /// The likeliest option; the first of equals.

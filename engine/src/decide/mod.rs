@@ -9,4 +9,4 @@ mod question;
 pub(crate) use answer::{Reading, answer, read};
 pub(crate) use labels::{LabelSet, Labels};
 pub(crate) use prompt::question_text;
-pub use question::{Answer, ChoiceOption, Criteria, MAX_LEVELS, MAX_OPTIONS, Question, Verdict};
+pub use question::{Answer, ChoiceOption, Criteria, MAX_LEVELS, MAX_OPTIONS, Question, Rung, Verdict};

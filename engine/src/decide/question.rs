@@ -55,8 +55,21 @@ pub struct Answer {
     pub confidence: f64,
     /// Probability on all labels over the whole vocabulary, 0 to 1.
     pub mass: f64,
-    /// Whether the likeliest token of all is a label.
+    /// Whether the likeliest token of all is a label. A probe reads no token: true.
     pub argmax_is_label: bool,
+    /// What answered.
+    pub rung: Rung,
+}
+
+/// What an answer was read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rung {
+    /// The probabilities of labels where a reply would start.
+    Labels,
+    /// The hidden states of the session, by a probe; `mass` is then how near the
+    /// session lies to its examples.
+    Probe,
 }
 
 /// What was answered.

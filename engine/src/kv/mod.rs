@@ -4,8 +4,8 @@
 mod pages;
 mod sequence;
 
-pub(crate) use pages::{Chain, Pages, root};
-pub(crate) use sequence::{PageCopy, Sequence, Shortage};
+pub(crate) use pages::{Chain, Pages, branch, root};
+pub(crate) use sequence::{PageCopy, Purpose, Sequence, Shortage};
 
 #[cfg(test)]
 mod tests;

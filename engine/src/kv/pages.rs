@@ -27,6 +27,13 @@ pub(crate) fn root(fingerprint: u128, salt: &str) -> Chain {
     xxh3_128(&bytes)
 }
 
+/// The root of sessions that share no page with those of `root`, for what `word` says.
+pub(crate) fn branch(root: Chain, word: &str) -> Chain {
+    let mut bytes = root.to_le_bytes().to_vec();
+    bytes.extend_from_slice(word.as_bytes());
+    xxh3_128(&bytes)
+}
+
 /// The chain after `tokens`, at most a page of them.
 pub(crate) fn chain(parent: Chain, tokens: &[u32]) -> Chain {
     debug_assert!(tokens.len() <= PAGE_TOKENS, "a page holds {PAGE_TOKENS} tokens, got {}", tokens.len());
@@ -60,6 +67,8 @@ struct Entry {
     holders: u32,
     /// When the last holder left; the key in `cached`.
     left: u64,
+    /// Freed rather than cached when the last holder leaves.
+    fleeting: bool,
 }
 
 #[derive(Debug)]
@@ -116,7 +125,11 @@ impl Ledger {
         if entry.holders > 0 {
             return;
         }
-        if matches!(entry.state, State::Sealed(_)) {
+        let sealed = matches!(entry.state, State::Sealed(_));
+        if sealed && entry.fleeting {
+            self.forget(id);
+            self.free.push(id);
+        } else if sealed {
             self.clock += 1;
             entry.left = self.clock;
             self.cached.insert(self.clock, id);
@@ -152,7 +165,8 @@ pub(crate) struct Census {
 impl Pages {
     /// `total` free pages.
     pub(crate) fn new(total: usize) -> Self {
-        let entries = (0..total).map(|_| Entry { state: State::Free, holders: 0, left: 0 }).collect();
+        let entries =
+            (0..total).map(|_| Entry { state: State::Free, holders: 0, left: 0, fleeting: false }).collect();
         Self {
             ledger: Rc::new(RefCell::new(Ledger {
                 entries,
@@ -182,14 +196,16 @@ impl Pages {
         ledger.free.len() + ledger.cached.len()
     }
 
-    /// A private page to write to, or none when live sessions hold them all.
-    pub(crate) fn alloc(&self) -> Option<Page> {
+    /// A private page to write to, or none when live sessions hold them all. A
+    /// `fleeting` one is not kept for reuse.
+    pub(crate) fn alloc(&self, fleeting: bool) -> Option<Page> {
         let mut ledger = self.ledger.borrow_mut();
         let id = ledger.take()?;
         let entry = &mut ledger.entries[id as usize];
         debug_assert_eq!((entry.holders, &entry.state), (0, &State::Free));
         entry.holders = 1;
         entry.state = State::Tail;
+        entry.fleeting = fleeting;
         Some(Page { id, ledger: Rc::clone(&self.ledger) })
     }
 

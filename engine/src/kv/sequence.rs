@@ -22,6 +22,20 @@ pub(crate) struct Shortage {
     pub(crate) pages: usize,
 }
 
+/// What a sequence is computed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Purpose {
+    /// A request: served as soon as the schedule allows.
+    #[default]
+    Request,
+    /// The server's own study, of a probe's examples: served after every request,
+    /// and no page of it is kept.
+    Study,
+    /// As a study, and nothing but hidden states are read: what lies above them is
+    /// not computed.
+    Features,
+}
+
 /// Tokens and their pages. Every page but the last is full and sealed.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -32,12 +46,35 @@ pub(crate) struct Sequence {
     chains: Vec<Chain>,
     /// Final-norm hidden state of the last token, where it was computed here.
     tip: Option<Rc<[f32]>>,
+    purpose: Purpose,
+    /// Which set of hidden states its pages keep; 0 for none.
+    hidden: u32,
 }
 
 impl Sequence {
     /// An empty sequence of a model and tenant.
-    pub(crate) fn new(store: &Pages, root: Chain) -> Self {
-        Self { store: store.clone(), tokens: Vec::new(), pages: Vec::new(), chains: vec![root], tip: None }
+    pub(crate) fn new(store: &Pages, root: Chain, purpose: Purpose, hidden: u32) -> Self {
+        Self {
+            store: store.clone(),
+            tokens: Vec::new(),
+            pages: Vec::new(),
+            chains: vec![root],
+            tip: None,
+            purpose,
+            hidden,
+        }
+    }
+
+    pub(crate) fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    pub(crate) fn hidden(&self) -> u32 {
+        self.hidden
+    }
+
+    fn alloc(&self) -> Option<Page> {
+        self.store.alloc(self.purpose != Purpose::Request)
     }
 
     pub(crate) fn tokens(&self) -> &[u32] {
@@ -106,7 +143,7 @@ impl Sequence {
             self.push_full(within);
             return None;
         }
-        let tail = self.store.alloc()?;
+        let tail = self.alloc()?;
         let to = tail.id();
         self.pages.push(tail);
         self.tokens.extend_from_slice(&within[..tokens]);
@@ -126,7 +163,7 @@ impl Sequence {
             return Err(Shortage { pages });
         }
         for _ in 0..pages {
-            self.pages.push(self.store.alloc().ok_or(Shortage { pages })?);
+            self.pages.push(self.alloc().ok_or(Shortage { pages })?);
         }
         Ok(())
     }
@@ -168,11 +205,13 @@ impl Sequence {
             pages: self.pages[..full].iter().map(Page::share).collect(),
             chains: self.chains[..=full].to_vec(),
             tip: if at == self.len() { self.tip.clone() } else { None },
+            purpose: self.purpose,
+            hidden: self.hidden,
         };
         if rest == 0 {
             return Ok((child, None));
         }
-        let tail = self.store.alloc().ok_or(Shortage { pages: 1 })?;
+        let tail = self.alloc().ok_or(Shortage { pages: 1 })?;
         let copy = PageCopy { from: self.hold(full), to: tail.id(), tokens: rest };
         child.pages.push(tail);
         Ok((child, Some(copy)))

@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 
-use super::pages::{Pages, root};
-use super::sequence::{PageCopy, Sequence};
+use super::pages::{Chain, Pages, root};
+use super::sequence::{PageCopy, Purpose, Sequence};
 use forkpoint_kernels::PAGE_TOKENS;
 
 const PAGES: usize = 12;
@@ -55,7 +55,7 @@ fn op() -> impl Strategy<Value = Op> {
     // Few different tokens, so that prompts often begin alike.
     let tokens = |most| prop::collection::vec(0..2u32, 1..most);
     prop_oneof![
-        3 => (0..2u8, tokens(80), 1..40usize).prop_map(|(tenant, tokens, chunk)| Op::Open { tenant, tokens, chunk }),
+        3 => (0..3u8, tokens(80), 1..40usize).prop_map(|(tenant, tokens, chunk)| Op::Open { tenant, tokens, chunk }),
         2 => (any::<usize>(), tokens(40)).prop_map(|(which, tokens)| Op::Append { which, tokens }),
         2 => (any::<usize>(), 0.0..=1.0f64).prop_map(|(which, share)| Op::Fork { which, share }),
         3 => (any::<usize>(), any::<bool>()).prop_map(|(which, retire)| Op::End { which, retire }),
@@ -70,7 +70,9 @@ fn run(ops: Vec<Op>) {
     for op in ops {
         match op {
             Op::Open { tenant, tokens, chunk } => {
-                let mut sequence = Sequence::new(&pages, root(1, &tenant.to_string()));
+                // The third tenant is the server's own study.
+                let purpose = if tenant == 2 { Purpose::Study } else { Purpose::Request };
+                let mut sequence = Sequence::new(&pages, root(1, &tenant.to_string()), purpose, 0);
                 let reused = sequence.reuse(&tokens);
                 if let Some(copy) = sequence.reuse_beginning(&tokens[reused..]) {
                     device.copy(&copy);
@@ -136,8 +138,12 @@ proptest! {
     }
 }
 
+fn request(pages: &Pages, root: Chain) -> Sequence {
+    Sequence::new(pages, root, Purpose::Request, 0)
+}
+
 fn sequence(pages: &Pages, device: &mut Device, tokens: &[u32]) -> (Sequence, usize) {
-    let mut sequence = Sequence::new(pages, root(1, ""));
+    let mut sequence = request(pages, root(1, ""));
     let reused = sequence.reuse(tokens);
     if let Some(copy) = sequence.reuse_beginning(&tokens[reused..]) {
         device.copy(&copy);
@@ -169,7 +175,7 @@ fn the_same_prompt_again_computes_nothing() {
 fn a_tail_gives_way_to_the_page_that_someone_else_filled() {
     let (pages, mut device) = setting();
     let prompt: Vec<u32> = (0..40).collect();
-    let mut slow = Sequence::new(&pages, root(1, ""));
+    let mut slow = request(&pages, root(1, ""));
     assert!(device.compute(&mut slow, &prompt[..20]));
     let (fast, _) = sequence(&pages, &mut device, &prompt);
     assert!(slow.next_chain(&prompt[20..]).is_some());
@@ -184,9 +190,28 @@ fn tenants_share_no_page() {
     let (pages, mut device) = setting();
     let prompt: Vec<u32> = (0..32).collect();
     sequence(&pages, &mut device, &prompt).0.retire();
-    let mut other = Sequence::new(&pages, root(1, "other"));
+    let mut other = request(&pages, root(1, "other"));
     assert_eq!(other.reuse(&prompt), 0);
-    assert_eq!(Sequence::new(&pages, root(2, "")).reuse(&prompt), 0, "nor do models");
+    assert_eq!(request(&pages, root(2, "")).reuse(&prompt), 0, "nor do models");
+}
+
+#[test]
+fn a_study_shares_its_pages_while_it_lasts_and_leaves_none() {
+    let (pages, mut device) = setting();
+    let prompt: Vec<u32> = (0..40).collect();
+    let mut study = || {
+        let mut study = Sequence::new(&pages, root(1, "study"), Purpose::Study, 0);
+        let reused = study.reuse(&prompt);
+        assert!(device.compute(&mut study, &prompt[reused..]));
+        (study, reused)
+    };
+    let (first, second) = (study(), study());
+    assert_eq!((first.1, second.1), (0, 32));
+    first.0.retire();
+    second.0.retire();
+    let census = pages.census();
+    assert_eq!((census.held, census.cached, census.free), (0, 0, PAGES));
+    assert_eq!(study().1, 0);
 }
 
 #[test]
@@ -205,7 +230,7 @@ fn a_fork_copies_its_tail_alone() {
 #[test]
 fn two_that_computed_the_same_page_keep_one() {
     let (pages, mut device) = setting();
-    let mut twins = [Sequence::new(&pages, root(1, "")), Sequence::new(&pages, root(1, ""))];
+    let mut twins = [request(&pages, root(1, "")), request(&pages, root(1, ""))];
     let prompt: Vec<u32> = (0..16).collect();
     for twin in &mut twins {
         assert!(device.compute(twin, &prompt));
@@ -225,8 +250,8 @@ fn the_longest_unused_page_goes_first_and_a_full_arena_says_so() {
     assert_eq!(pages.census().evictions, 1);
     // The end of the old prompt went, its beginning stayed.
     assert_eq!(sequence(&pages, &mut device, &new).1, 64);
-    assert_eq!(Sequence::new(&pages, root(1, "")).reuse(&old), 48);
-    let mut greedy = Sequence::new(&pages, root(1, ""));
+    assert_eq!(request(&pages, root(1, "")).reuse(&old), 48);
+    let mut greedy = request(&pages, root(1, ""));
     assert!(greedy.reserve(PAGES * PAGE_TOKENS).is_err());
     assert_eq!(greedy.page_ids().count(), 0, "all of the room or none");
     drop(held);

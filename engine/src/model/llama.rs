@@ -1,9 +1,11 @@
 //! The Llama shape: config, weights, forward.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use forkpoint_kernels::{
-    Activation, Attention, AttentionBatch, Backend, KvPrecision, KvShape, PageId, Rope, Slot,
+    Activation, Attention, AttentionBatch, Backend, HiddenShape, KernelError, KvPrecision, KvShape, PageId,
+    Rope, Slot,
 };
 
 use crate::error::StartError;
@@ -142,6 +144,16 @@ pub(crate) struct Step<'a> {
     pub(crate) slots: &'a [Slot],
     /// Who attends to what.
     pub(crate) batch: AttentionBatch<'a>,
+    /// Nothing is read of these rows but hidden states: the blocks above the
+    /// last that is kept are left out.
+    pub(crate) shallow: bool,
+}
+
+/// Hidden states that pages keep.
+struct Kept<B: Backend> {
+    /// After how many blocks, ascending.
+    layers: Vec<usize>,
+    states: B::Hidden,
 }
 
 /// Rows whose logits are computed at once; the vocabulary is wide.
@@ -158,6 +170,8 @@ pub(crate) struct Llama<B: Backend> {
     /// None where the head is the embedding table.
     head: Option<B::Matrix>,
     scratch: Scratch<B>,
+    /// Absent until somebody asks for it.
+    kept: Option<Kept<B>>,
 }
 
 impl<B: Backend> Llama<B> {
@@ -193,7 +207,7 @@ impl<B: Backend> Llama<B> {
             tips: device.rows(HEAD_ROWS, width),
             logits: device.rows(HEAD_ROWS, config.vocab),
         };
-        Ok(Self { config, device, kv, embedding, blocks, output_norm, head, scratch })
+        Ok(Self { config, device, kv, embedding, blocks, output_norm, head, scratch, kept: None })
     }
 
     /// What runs the model, for a person.
@@ -204,9 +218,11 @@ impl<B: Backend> Llama<B> {
     /// Runs a step. Keys and values land in their slots; hidden states wait
     /// for [`Llama::tips`].
     pub(crate) fn forward(&mut self, step: Step<'_>) {
-        let Self { config, device, kv, scratch: s, .. } = self;
+        let Self { config, device, kv, scratch: s, kept, .. } = self;
+        let deepest = kept.as_ref().and_then(|kept| kept.layers.last().copied());
+        let depth = deepest.filter(|_| step.shallow).unwrap_or(config.layers);
         device.embed(&self.embedding, step.tokens, config.embedding_scale, &mut s.x);
-        for (layer, block) in self.blocks.iter().enumerate() {
+        for (layer, block) in self.blocks[..depth].iter().enumerate() {
             device.rms_norm(&s.x, &block.attention_norm, config.eps, &mut s.normed);
             device.linear(&s.normed, &mut [(&block.q, &mut s.q), (&block.k, &mut s.k), (&block.v, &mut s.v)]);
             if let Some([q, k, v]) = &block.qkv_bias {
@@ -236,7 +252,45 @@ impl<B: Backend> Llama<B> {
             // Products of two activations have outliers that int8 alone blurs.
             device.linear_fine(&s.gate, &mut [(&block.down, &mut s.projected)]);
             device.add(&mut s.x, &s.projected);
+            if let Some(kept) = kept
+                && let Ok(place) = kept.layers.binary_search(&(layer + 1))
+            {
+                device.keep(&mut kept.states, place, &s.x, step.slots);
+            }
         }
+    }
+
+    /// Keeps the hidden states after each of these counts of blocks, of every token
+    /// computed from now on, for an arena of `pages`.
+    pub(crate) fn keep(&mut self, mut layers: Vec<usize>, pages: usize) -> Result<(), KernelError> {
+        layers.sort_unstable();
+        layers.dedup();
+        let shape = HiddenShape { layers: layers.len(), width: self.config.width, pages };
+        // Never two of them at once.
+        self.kept = None;
+        self.kept = Some(Kept { states: self.device.hidden(shape)?, layers });
+        Ok(())
+    }
+
+    /// Bytes of a page of kept hidden states.
+    pub(crate) fn hidden_page_bytes(&self) -> usize {
+        let layers = self.kept().len();
+        HiddenShape { layers, width: self.config.width, pages: 1 }.page_bytes()
+    }
+
+    /// The layers whose states are kept.
+    pub(crate) fn kept(&self) -> &[usize] {
+        self.kept.as_ref().map_or(&[], |kept| &kept.layers)
+    }
+
+    /// The mean of a kept layer's states over some tokens of the session with these
+    /// pages; none where the layer is not kept.
+    pub(crate) fn mean(&mut self, layer: usize, pages: &[PageId], tokens: Range<usize>) -> Option<Vec<f32>> {
+        let kept = self.kept.as_ref()?;
+        let place = kept.layers.binary_search(&layer).ok()?;
+        let mut mean = vec![0.0; self.config.width];
+        self.device.mean(&kept.states, place, pages, tokens, &mut mean);
+        Some(mean)
     }
 
     /// The final-norm hidden state of some rows of the last step.
@@ -271,5 +325,8 @@ impl<B: Backend> Llama<B> {
     /// Copies the first tokens of a page to another, in all layers.
     pub(crate) fn copy_page(&mut self, from: PageId, to: PageId, tokens: usize) {
         self.device.copy_page(&mut self.kv, from, to, tokens);
+        if let Some(kept) = &mut self.kept {
+            self.device.copy_hidden(&mut kept.states, from, to, tokens);
+        }
     }
 }

@@ -25,6 +25,8 @@ const LOOKS: usize = 16;
 pub(super) struct Line {
     /// Pages that jobs under way will still take.
     pub(super) promised: usize,
+    /// Pages of the studies under way.
+    pub(super) studied: usize,
     /// Somebody has waited so long that nobody passes.
     held: bool,
     looks: usize,
@@ -49,12 +51,16 @@ impl<B: Backend> Scheduler<B> {
         // Cached pages that it would hold can be nobody else's either.
         let pages = job.pages_to_come() + before - self.pages.available();
         let fits = pages == 0 || pages + line.promised + self.spare(job, line) <= before;
+        // Studies leave most of the arena to requests, however many there are.
+        let fits =
+            fits && (!job.is_study() || line.studied == 0 || line.studied + pages <= self.pages.total() / 4);
         if fits && (pages == 0 || !line.held) {
             if let Some(copy) = job.reuse_beginning() {
                 self.copy(&copy);
             }
             self.gauges.reused_tokens.fetch_add(job.reused as u64, Relaxed);
             line.promised += job.pages_to_come();
+            line.studied += if job.is_study() { job.pages() } else { 0 };
             job.begin();
             return Admission::Begins;
         }
@@ -63,7 +69,7 @@ impl<B: Backend> Scheduler<B> {
             return Admission::Waits;
         }
         let waited = job.short_for();
-        if waited >= self.limits.patience {
+        if waited >= self.limits.patience && !job.is_study() {
             return Admission::Fails(self.full(Shortage { pages }));
         }
         line.held |= waited >= HOLD;
@@ -74,7 +80,8 @@ impl<B: Backend> Scheduler<B> {
     /// live, for as long as waiting for them to end may help.
     fn spare(&self, job: &Job, line: &Line) -> usize {
         let alone = line.promised == 0 && self.sessions.is_empty();
-        if alone || job.short_since().is_some_and(|since| since.elapsed() >= HOLD) {
+        let impatient = job.short_since().is_some_and(|since| since.elapsed() >= HOLD);
+        if alone || (impatient && !job.is_study()) {
             0
         } else {
             // A fork takes a page for the tail, and one or more for its own tokens.

@@ -12,7 +12,7 @@ use super::{Found, Grown, Readings, Reply, SequenceId, Start, Suffix, Wanted, Wr
 use crate::detokenize::Detokenizer;
 use crate::error::EngineError;
 use crate::generate::{Ended, Event, FinishReason, Sampler, StopScanner, TokenLogprob};
-use crate::kv::{PageCopy, Sequence, Shortage};
+use crate::kv::{PageCopy, Purpose, Sequence, Shortage};
 use crate::tokenizer::Tokenizer;
 
 /// A sequence with tokens still to compute.
@@ -49,6 +49,11 @@ impl Job {
         let Start { sequence, tokens, fresh } = start;
         let admitted = !fresh;
         Self { id, sequence, tokens, done: 0, reused: 0, computed: 0, then, admitted, short_since: None }
+    }
+
+    /// Pages that it holds and still needs.
+    pub(super) fn pages(&self) -> usize {
+        self.sequence.page_ids().count() + self.pages_to_come()
     }
 
     /// Pages that its pending tokens still need.
@@ -131,6 +136,16 @@ impl Job {
         std::mem::replace(&mut self.sequence, shorter).retire();
         self.push(last);
         Ok(copy)
+    }
+
+    /// Whether every request goes before it.
+    pub(super) fn is_study(&self) -> bool {
+        self.sequence.purpose() != Purpose::Request
+    }
+
+    /// Whether nothing but hidden states will be read of it.
+    pub(super) fn is_shallow(&self) -> bool {
+        self.sequence.purpose() == Purpose::Features
     }
 
     /// Whether it goes before others.

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc as async_mpsc, oneshot};
 use crate::decide::{self, LabelSet, Reading};
 use crate::error::EngineError;
 use crate::generate::{Event, Sampling};
-use crate::kv::{Chain, PageCopy, Pages, Sequence, Shortage};
+use crate::kv::{Chain, PageCopy, Pages, Purpose, Sequence, Shortage, branch};
 use crate::model::Llama;
 use crate::tokenizer::Tokenizer;
 use job::{Job, Read, ReadCall, Then, Writer};
@@ -35,7 +35,7 @@ pub(crate) type SequenceId = u64;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Base {
     /// Nothing: the whole of a tenant's new session.
-    Root(Chain),
+    Root(Chain, Purpose),
     /// A session: the tokens come after its last.
     Tip(SequenceId),
     /// As much of a session as the tokens begin like.
@@ -102,6 +102,17 @@ pub(crate) struct Write {
     pub(crate) events: async_mpsc::UnboundedSender<Event>,
 }
 
+/// Which tokens of a session hidden states are read of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// These, by place.
+    Tokens(std::ops::Range<usize>),
+    /// Those that spell these bytes of the session's text.
+    Bytes(std::ops::Range<usize>),
+    /// The last, at most so many.
+    Last(usize),
+}
+
 type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
 /// What the engine's thread is asked to do.
@@ -112,6 +123,10 @@ pub(crate) enum Command {
     Read { base: Base, suffixes: Vec<Suffix>, reply: Reply<Readings> },
     /// Writes a reply as session `id`.
     Write { id: SequenceId, base: Base, tokens: Vec<u32>, write: Write, reply: Reply<()> },
+    /// Keeps these layers' hidden states from now on.
+    Keep { layers: Vec<usize>, reply: Reply<()> },
+    /// Reads hidden states of session `id`.
+    Features { id: SequenceId, reach: Reach, layers: Vec<usize>, reply: Reply<Vec<Vec<f32>>> },
     /// Gives up session `id` and whatever computes it.
     Release { id: SequenceId },
     /// Ends every job and the thread.
@@ -127,6 +142,8 @@ pub(crate) struct Gauges {
     pub(crate) decisions: AtomicU64,
     pub(crate) decided_tokens: AtomicU64,
     pub(crate) generated_tokens: AtomicU64,
+    pub(crate) studied_tokens: AtomicU64,
+    pub(crate) hidden_page_bytes: AtomicU64,
     pub(crate) evictions: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) waiting: AtomicU64,
@@ -196,6 +213,14 @@ pub(crate) struct Scheduler<B: Backend> {
     gauges: Arc<Gauges>,
     /// Seeds replies that name no seed.
     seeds: u64,
+    /// Which set of hidden states pages keep: 0 none, and one more with each change.
+    hidden: u32,
+    /// When the server's own study last had a step.
+    studied: Instant,
+    /// How long that took.
+    study_took: Duration,
+    /// When a request last had one.
+    requested: Instant,
 }
 
 impl<B: Backend> Scheduler<B> {
@@ -220,6 +245,10 @@ impl<B: Backend> Scheduler<B> {
             stuck: None,
             gauges,
             seeds,
+            studied: Instant::now(),
+            study_took: Duration::ZERO,
+            hidden: 0,
+            requested: Instant::now(),
         }
     }
 
@@ -270,8 +299,13 @@ impl<B: Backend> Scheduler<B> {
                 Err(error) => drop(reply.send(Err(error))),
             },
             Command::Write { id, base, tokens, write, reply } => {
-                let outcome = self.base(base, tokens).map(|start| self.write(id, start, write));
+                let start = self.check_deep(base).and_then(|()| self.base(base, tokens));
+                let outcome = start.map(|start| self.write(id, start, write));
                 drop(reply.send(outcome));
+            }
+            Command::Keep { layers, reply } => drop(reply.send(self.keep_hidden(layers))),
+            Command::Features { id, reach, layers, reply } => {
+                drop(reply.send(self.features(id, &reach, &layers)));
             }
             Command::Release { id } => {
                 if let Some(sequence) = self.sessions.remove(&id) {
@@ -291,11 +325,13 @@ impl<B: Backend> Scheduler<B> {
     /// Refuses what could not be served even alone; what others hold it waits
     /// for.
     fn base(&mut self, base: Base, mut tokens: Vec<u32>) -> Result<Start, EngineError> {
-        self.check_queue()?;
-        let fresh = matches!(base, Base::Root(_));
+        if self.purpose(base)? == Purpose::Request {
+            self.check_queue()?;
+        }
+        let fresh = matches!(base, Base::Root(..));
         let sequence = match base {
             // What it can reuse is looked up when it may begin.
-            Base::Root(root) => Sequence::new(&self.pages, root),
+            Base::Root(root, purpose) => self.sequence(root, purpose),
             Base::Tip(id) => self.fork(id, self.session(id)?.len())?,
             Base::Beginning(id) => {
                 let at = common(self.session(id)?.tokens(), &tokens);
@@ -318,15 +354,83 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
+    /// What a call is for: as what it continues.
+    fn purpose(&self, base: Base) -> Result<Purpose, EngineError> {
+        match base {
+            Base::Root(_, purpose) => Ok(purpose),
+            Base::Tip(id) | Base::Beginning(id) => Ok(self.session(id)?.purpose()),
+        }
+    }
+
+    /// Refuses to read logits of a session that was computed for its hidden states.
+    fn check_deep(&self, base: Base) -> Result<(), EngineError> {
+        match self.purpose(base)? {
+            Purpose::Features => Err(EngineError::Invalid("this session holds hidden states alone".into())),
+            Purpose::Request | Purpose::Study => Ok(()),
+        }
+    }
+
+    /// An empty sequence. Pages without hidden states, from before they were kept,
+    /// are not found by sessions that have them, nor a study's by a request.
+    fn sequence(&self, root: Chain, purpose: Purpose) -> Sequence {
+        let kept = self.model.kept();
+        let word = match purpose {
+            Purpose::Request if kept.is_empty() => None,
+            _ => Some(format!("{purpose:?} {kept:?}")),
+        };
+        let root = word.map_or(root, |word| branch(root, &word));
+        Sequence::new(&self.pages, root, purpose, self.hidden)
+    }
+
+    fn keep_hidden(&mut self, layers: Vec<usize>) -> Result<(), EngineError> {
+        let kept = self.model.kept();
+        if layers.iter().all(|layer| kept.contains(layer)) {
+            return Ok(());
+        }
+        // Whoever began before goes on without: its pages lack what is kept from now on.
+        let layers: Vec<usize> = layers.into_iter().chain(kept.iter().copied()).collect();
+        self.model.keep(layers, self.pages.total())?;
+        self.hidden += 1;
+        self.gauges.hidden_page_bytes.store(self.model.hidden_page_bytes() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// The mean of each layer's hidden states over some tokens of a session.
+    fn features(
+        &mut self,
+        id: SequenceId,
+        reach: &Reach,
+        layers: &[usize],
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        let sequence = self.sessions.get(&id).ok_or(EngineError::Stopped)?;
+        if sequence.hidden() == 0 || sequence.hidden() != self.hidden {
+            return Err(EngineError::NoHidden);
+        }
+        let tokens = match reach {
+            Reach::Tokens(tokens) => tokens.clone(),
+            Reach::Last(count) => sequence.len().saturating_sub(*count)..sequence.len(),
+            Reach::Bytes(bytes) => self.tokenizer.spelling(sequence.tokens(), bytes),
+        };
+        if tokens.is_empty() || tokens.end > sequence.len() {
+            let held = sequence.len();
+            return Err(EngineError::Invalid(format!("no token in {tokens:?} of a session's {held}")));
+        }
+        let pages: Vec<_> = sequence.page_ids().collect();
+        let mean =
+            |&layer: &usize| self.model.mean(layer, &pages, tokens.clone()).ok_or(EngineError::NoHidden);
+        layers.iter().map(mean).collect()
+    }
+
     fn check_queue(&self) -> Result<(), EngineError> {
         let (waiting, limit) = (self.waiting(), self.limits.queue);
         if waiting < limit { Ok(()) } else { Err(EngineError::Busy { waiting, limit }) }
     }
 
-    /// Calls that wait or run: a decision is one, however much it asks.
+    /// Requests' calls that wait or run: a decision is one, however much it asks.
     fn waiting(&self) -> usize {
-        let decisions: HashSet<_> = self.jobs.iter().filter_map(Job::call).map(Rc::as_ptr).collect();
-        self.jobs.iter().filter(|job| job.id.is_some()).count() + decisions.len()
+        let jobs = || self.jobs.iter().filter(|job| !job.is_study());
+        let decisions: HashSet<_> = jobs().filter_map(Job::call).map(Rc::as_ptr).collect();
+        jobs().filter(|job| job.id.is_some()).count() + decisions.len()
     }
 
     fn session(&self, id: SequenceId) -> Result<&Sequence, EngineError> {
@@ -390,9 +494,12 @@ impl<B: Backend> Scheduler<B> {
     /// Queues a decision: forks of a session, one for each suffix. A head that
     /// all suffixes share is computed once when that saves a page or more.
     fn read(&mut self, base: Base, mut suffixes: Vec<Suffix>) -> Result<job::Call, EngineError> {
-        self.check_queue()?;
+        self.check_deep(base)?;
+        if self.purpose(base)? == Purpose::Request {
+            self.check_queue()?;
+        }
         let (id, at) = match base {
-            Base::Root(_) => return Err(EngineError::Invalid("a decision needs a session".into())),
+            Base::Root(..) => return Err(EngineError::Invalid("a decision needs a session".into())),
             Base::Tip(id) => (id, self.session(id)?.len()),
             Base::Beginning(id) => {
                 let held = self.session(id)?.tokens();

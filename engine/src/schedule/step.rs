@@ -22,6 +22,20 @@ const GRACE: Duration = Duration::from_secs(1);
 /// two.
 const LEAST_DECISIONS: usize = 64;
 
+/// Rows of the server's own study in a step while there are requests: one that arrives
+/// meanwhile waits for few.
+const STUDY: usize = 16;
+
+/// And when none has come for a while, nor may come in the next moment.
+const STUDY_ALONE: usize = 128;
+
+/// How long it must have been quiet for that.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// How many times as long as a study's step took requests may keep it from the next:
+/// it gets a tenth of a busy machine.
+const STUDY_SHARE: u32 = 9;
+
 /// A job's part of a step: its next `rows` pending tokens. None when it only
 /// waits for the logits of a tip that is there.
 struct Part {
@@ -45,8 +59,20 @@ impl<B: Backend> Scheduler<B> {
     /// moved: if not, every job waits for pages.
     pub(super) fn step(&mut self) -> bool {
         let before = self.jobs.len();
-        let mut parts = self.select();
-        self.reserve(&mut parts);
+        let mut parts = Vec::new();
+        if self.jobs.iter().all(Job::is_study) || self.studied.elapsed() >= STUDY_SHARE * self.study_took {
+            parts = self.study();
+            self.reserve(&mut parts);
+        }
+        if parts.is_empty() {
+            parts = self.select();
+            self.reserve(&mut parts);
+        }
+        // Requests that wait for pages may wait for a study's.
+        if parts.is_empty() {
+            parts = self.study();
+            self.reserve(&mut parts);
+        }
         if parts.is_empty() {
             return self.jobs.len() < before;
         }
@@ -67,15 +93,36 @@ impl<B: Backend> Scheduler<B> {
         let most = limits.decisions();
         let most = self.pace.rows(most).max(LEAST_DECISIONS.min(most));
         let mut decisions = most;
-        waiting = self.take(waiting, &mut parts, |job| job.is_decision(), &mut decisions, &mut line);
+        let decides = |job: &Job| job.is_decision() && !job.is_study();
+        waiting = self.take(waiting, &mut parts, decides, &mut decisions, &mut line);
         let mut replies = limits.replies();
         waiting = self.take(waiting, &mut parts, |job| job.is_decode(), &mut replies, &mut line);
         let used = most - decisions + limits.replies() - replies;
         let mut prefill = Limits::prefill(self.pace.rows(limits.chunk), used);
-        let under_way = parts.iter().map(|part| &part.job).chain(waiting.iter().filter(|job| job.admitted));
-        line.promised = under_way.map(Job::pages_to_come).sum();
-        waiting = self.take(waiting, &mut parts, |_| true, &mut prefill, &mut line);
+        line.promised = promised(&parts, &waiting);
+        waiting = self.take(waiting, &mut parts, |job| !job.is_study(), &mut prefill, &mut line);
+        if !parts.is_empty() {
+            self.requested = Instant::now();
+        }
         self.jobs = waiting;
+        parts
+    }
+
+    /// Takes a few rows of the server's own study, apart from requests.
+    fn study(&mut self) -> Vec<Part> {
+        let waiting = std::mem::take(&mut self.jobs);
+        let mut parts = Vec::new();
+        let mut line = Line::default();
+        line.promised = promised(&parts, &waiting);
+        line.studied = waiting.iter().filter(|job| job.admitted && job.is_study()).map(Job::pages).sum();
+        let alone = self.requested.elapsed() >= QUIET;
+        let mut rows = if alone { STUDY_ALONE.min(self.limits.chunk) } else { STUDY };
+        // Shallow rows make shallow steps.
+        let mut rest = self.take(waiting, &mut parts, |job| job.is_shallow(), &mut rows, &mut line);
+        if parts.is_empty() {
+            rest = self.take(rest, &mut parts, Job::is_study, &mut rows, &mut line);
+        }
+        self.jobs = rest;
         parts
     }
 
@@ -160,7 +207,7 @@ impl<B: Backend> Scheduler<B> {
                     part.job.has_room();
                     kept.push(part);
                 }
-                Err(shortage) if part.job.short_for() >= self.limits.patience => {
+                Err(shortage) if part.job.short_for() >= self.limits.patience && !part.job.is_study() => {
                     part.job.fail(self.full(shortage));
                 }
                 Err(shortage) => short.push((part.job, shortage)),
@@ -170,7 +217,8 @@ impl<B: Backend> Scheduler<B> {
         if !parts.is_empty() || short.is_empty() {
             self.stuck = None;
         } else if self.sessions.is_empty() || self.stuck_for() >= GRACE.min(self.limits.patience) {
-            let least = short.iter().enumerate().min_by_key(|(_, (job, _))| job.computed);
+            let requests = short.iter().enumerate().filter(|(_, (job, _))| !job.is_study());
+            let least = requests.min_by_key(|(_, (job, _))| job.computed);
             if let Some(index) = least.map(|(index, _)| index) {
                 let (job, shortage) = short.remove(index);
                 job.fail(self.full(shortage));
@@ -194,13 +242,18 @@ impl<B: Backend> Scheduler<B> {
             return;
         }
         let start = Instant::now();
+        let shallow = parts.iter().all(|part| part.job.is_shallow());
         self.model.forward(Step {
             tokens: &plan.tokens,
             positions: &plan.positions,
             slots: &plan.slots,
             batch: AttentionBatch { groups: &plan.groups, spans: &plan.spans, table: &plan.table },
+            shallow,
         });
-        if parts.iter().any(|part| !part.job.is_decode()) {
+        if parts[0].job.is_study() {
+            (self.studied, self.study_took) = (Instant::now(), start.elapsed());
+        }
+        if parts.iter().any(|part| !part.job.is_decode()) && !shallow {
             self.pace.learn(plan.tokens.len(), start.elapsed());
         }
         let mut finished = Vec::new();
@@ -213,6 +266,9 @@ impl<B: Backend> Scheduler<B> {
                 finished.push((index, row as u32 - 1));
             }
         }
+        if shallow {
+            return;
+        }
         let rows: Vec<u32> = finished.iter().map(|&(_, row)| row).collect();
         for ((index, _), tip) in finished.into_iter().zip(self.model.tips(&rows)) {
             parts[index].job.sequence.set_tip(tip);
@@ -224,10 +280,15 @@ impl<B: Backend> Scheduler<B> {
         match &part.job.then {
             Then::Head { call, .. } | Then::Read(Read { call, .. }) => {
                 call.borrow_mut().count(part.rows);
-                self.gauges.decided_tokens.fetch_add(rows, Relaxed);
+                let study = part.job.is_study();
+                let gauge = if study { &self.gauges.studied_tokens } else { &self.gauges.decided_tokens };
+                gauge.fetch_add(rows, Relaxed);
             }
             // A reply's own tokens were counted when they were sampled.
             Then::Write(_) if part.job.is_decode() => {}
+            Then::Keep { .. } | Then::Write(_) if part.job.is_study() => {
+                self.gauges.studied_tokens.fetch_add(rows, Relaxed);
+            }
             Then::Keep { .. } | Then::Write(_) => {
                 self.gauges.prefill_tokens.fetch_add(rows, Relaxed);
             }
@@ -252,10 +313,11 @@ impl<B: Backend> Scheduler<B> {
         let mut next: Vec<Option<u32>> = vec![None; readers.len()];
         self.model.logits(&tips, |index, logits| {
             let job = &mut readers[index];
+            let study = job.is_study();
             match &mut job.then {
                 Then::Read(Read { call, index, wanted }) => {
                     call.borrow_mut().put(*index, wanted.read(logits));
-                    gauges.decisions.fetch_add(1, Relaxed);
+                    gauges.decisions.fetch_add(u64::from(!study), Relaxed);
                 }
                 Then::Write(writer) => {
                     // The sampled token itself needs room to be computed.
@@ -305,6 +367,12 @@ impl<B: Backend> Scheduler<B> {
         }
         sequence.retire();
     }
+}
+
+/// Pages that jobs under way will still take.
+fn promised(parts: &[Part], waiting: &VecDeque<Job>) -> usize {
+    let under_way = parts.iter().map(|part| &part.job).chain(waiting.iter().filter(|job| job.admitted));
+    under_way.map(Job::pages_to_come).sum()
 }
 
 impl Plan {
