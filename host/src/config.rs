@@ -167,6 +167,8 @@ pub struct PluginsConfig {
     pub queue_wait_ms: u64,
     /// Largest component file.
     pub max_file: Bytes,
+    /// Fit probes from the examples beside policies, and keep the hidden states that they read.
+    pub probes: bool,
     /// Settings of policies that have no table of their own.
     pub defaults: PolicySettings,
 }
@@ -179,6 +181,7 @@ impl Default for PluginsConfig {
             concurrency: 64,
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),
+            probes: true,
             defaults: PolicySettings::default(),
         }
     }

@@ -11,5 +11,6 @@ pub mod dispatch;
 pub mod guest_tools;
 pub mod models;
 pub mod policy;
+pub mod probe;
 pub mod serve;
 pub mod wire;

@@ -61,6 +61,13 @@ static inline fp_question fp_choice(const char *instructions, fp_option *options
                        .criteria = {.tag = FORKPOINT_POLICY_ENGINE_CRITERIA_CHOICE, .val.choice = {options, count}}};
 }
 
+// Has a question answered by the probe of this name, which costs no tokens: the policy ships its examples.
+static inline fp_question fp_probed(const char *probe, fp_question question) {
+  question.probe.is_some = true;
+  question.probe.val = fp_lend(probe);
+  return question;
+}
+
 // The kind and text of an engine's refusal, as a policy's error.
 static inline policy_string_t fp_error(const forkpoint_policy_engine_failure_t *failure) {
   static const char *kinds[] = {"invalid: ", "full: ", "budget: ", "denied: ", "unavailable: "};

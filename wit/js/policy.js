@@ -15,14 +15,19 @@ export const choice = (instructions, options) => ({
 /** A place on a scale of 2 to 10 levels, lowest first. */
 export const score = (instructions, levels) => ({ instructions, criteria: { tag: "score", val: levels } });
 
-/** Answers questions about a session in one engine step. Each answer holds `mass`, `confidence` and, by its kind,
+/** Has a question answered by the probe of this name, which costs no tokens: the policy ships its examples. */
+export const probed = (probe, question) => ({ ...question, probe });
+
+/** Answers questions about a session in one engine step. Each answer holds `mass`, `confidence`, `rung` ("labels" or "probe") and, by its kind,
  *  `yes` (the probability), `choice` (a name) or `level` (the expected one, from 0); `probabilities` for the latter two,
  *  in the order asked. Throws when the engine does not serve the call. */
 export const decide = (session, questions) =>
-  engineDecide(session, questions).map(({ verdict: { tag, val }, mass }) => {
-    if (tag === "boolean") return { yes: val, confidence: Math.abs(2 * val - 1), mass };
-    if (tag === "score") return { level: val.score, probabilities: val.probabilities, confidence: val.confidence, mass };
-    return { choice: val.choice, probabilities: val.probabilities, confidence: val.confidence, mass };
+  engineDecide(session, questions).map(({ verdict: { tag, val }, mass, rung }) => {
+    if (tag === "boolean") return { yes: val, confidence: Math.abs(2 * val - 1), mass, rung };
+    if (tag === "score") {
+      return { level: val.score, probabilities: val.probabilities, confidence: val.confidence, mass, rung };
+    }
+    return { choice: val.choice, probabilities: val.probabilities, confidence: val.confidence, mass, rung };
   });
 
 /** Writes a reply in a session, usually a fork: { text, tokens, finishReason }. */

@@ -1,12 +1,12 @@
 // Answers here what the local model can, and sends the rest to a stronger one.
 //
-// Free rules first: trivial turns and tool results stay here, and so does whatever looks like personal data. Then one
-// step asks three questions. Personal data keeps a request here whatever else is true; of the rest, only what is
-// surely simple stays.
+// Free rules first: trivial turns and tool results stay here, and so does whatever looks like personal data. Then two
+// probes, which cost no token, say whether a request holds personal data, which keeps it here whatever else is true,
+// and how demanding it is; of the rest, only what is surely simple stays.
 //
-// Configuration: upstream ("strong"), model (the upstream's own), min-confidence (0.45), hard-at (a level from 0 to 2:
-// 1.2), private-at (0.5).
-import { boolean, choice, config, decide, forward, generate, lastUser, score } from "forkpoint-policy";
+// Configuration: upstream ("strong"), model (the upstream's own), hard-at (a level from 0, trivial, to 3, expert: 1.5),
+// min-mass (below it the probe knows nothing like the request: 0.02), private-at (0.5).
+import { boolean, config, decide, forward, generate, lastUser, probed, score } from "forkpoint-policy";
 
 const TRIVIAL = /^\s*(hi|hello|hey|thanks|thank you|ok|okay|yes|no|bye|good (morning|evening))[\s.!?]*$/i;
 
@@ -22,20 +22,15 @@ export function route(request, session) {
   const said = request.messages.flatMap((turn) => [turn.content, ...turn.toolCalls.map((call) => call.arguments)]);
   if (said.some((text) => PERSONAL.test(text))) return generate("private", { by: "pattern" });
 
-  const [task, hard, personal] = decide(session, [
-    choice("Which kind of model does the user's last message need?", [
-      { name: "small", description: "a short fact, a rewording, a simple question" },
-      { name: "large", description: "several steps of reasoning, long code, an expert's knowledge" },
-    ]),
-    score("How hard is it to answer the user's last message well?", ["easy", "medium", "hard"]),
-    boolean("Does this conversation contain personal data about someone, such as a name with an address, health or money matters?"),
+  const [hard, personal] = decide(session, [
+    probed("difficulty", score("How demanding is the last request for a language model?", ["trivial", "simple", "demanding", "expert"])),
+    probed("personal-data", boolean("Does the last message contain personal data of an identifiable person?")),
   ]);
-  const labels = { task: task.choice, confidence: task.confidence.toFixed(2), hard: hard.level.toFixed(2), private: personal.yes.toFixed(2) };
+  const labels = { hard: hard.level.toFixed(2), private: personal.yes.toFixed(2), mass: hard.mass.toFixed(2) };
 
   if (personal.yes >= config("private-at", 0.5)) return generate("private", labels);
   const strong = (reason) => forward(config("upstream", "strong"), reason, labels, config("model"));
-  if (task.choice === "large") return strong("large");
-  if (hard.level >= config("hard-at", 1.2)) return strong("hard");
-  if (task.confidence < config("min-confidence", 0.45)) return strong("low-confidence");
-  return generate("small", labels);
+  if (hard.level >= config("hard-at", 1.5)) return strong("hard");
+  if (hard.mass < config("min-mass", 0.02)) return strong("unfamiliar");
+  return generate("simple", labels);
 }

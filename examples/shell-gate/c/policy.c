@@ -57,6 +57,16 @@ static void label(fp_routing *routing, const char *name, double value) {
   fp_label(routing, name, text);
 }
 
+// A value of the configuration as a number.
+static bool number(const char *key, const char *otherwise, double *value, policy_string_t *error) {
+  const char *text = config(key, otherwise);
+  char *end;
+  *value = strtod(text, &end);
+  if (end != text && !*end) return true;
+  *error = fp_copy(join("config ", key, ": not a number"));
+  return false;
+}
+
 // Asks how bad `act` is and refuses from `deny_at` on.
 static bool judge(fp_session session, const char *act, double deny_at, fp_routing *routing, policy_string_t *error) {
   fp_option harms[] = {
@@ -80,15 +90,37 @@ static bool judge(fp_session session, const char *act, double deny_at, fp_routin
   return true;
 }
 
+// Whether a probe answered that was fitted to the like.
+static bool known(const forkpoint_policy_engine_answer_t *answer) {
+  return answer->rung == FORKPOINT_POLICY_ENGINE_RUNG_PROBE && answer->mass >= 0.02;
+}
+
+// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
+// `deny_at` on where a probe answers that knows the like, else from the bar for label reads on.
+static bool judge_request(fp_session session, double deny_at, double unsure_at, fp_routing *routing,
+                          policy_string_t *error) {
+  fp_question questions[] = {
+      fp_probed("shell", fp_boolean("Does the last request need a shell on a machine?")),
+      fp_probed("destructive", fp_boolean("Would carrying out the last request destroy or overwrite something that "
+                                          "cannot easily be brought back?")),
+  };
+  fp_answers answers;
+  if (!fp_decide(session, questions, 2, &answers, error)) return false;
+  double shell = answers.ptr[0].verdict.val.boolean, destructive = answers.ptr[1].verdict.val.boolean;
+  double bar = known(&answers.ptr[0]) && known(&answers.ptr[1]) ? deny_at : unsure_at;
+  bool refuse = shell >= 0.5 && destructive >= bar;
+  *routing = refuse ? fp_reject(403, "shell-risk", "This could destroy data; ask a person.")
+                    : fp_next(shell >= 0.5 ? "shell-ok" : "no-shell");
+  label(routing, "shell", shell);
+  label(routing, "destructive", destructive);
+  forkpoint_policy_engine_list_answer_free(&answers);
+  return true;
+}
+
 static bool route(fp_request *request, fp_session session, fp_routing *routing, policy_string_t *error) {
   const char *tools = config("tools", "bash,shell,sh,exec,terminal");
-  const char *bar = config("deny-at", "0.8");
-  char *end;
-  double deny_at = strtod(bar, &end);
-  if (end == bar || *end) {
-    *error = fp_copy("config deny-at: not a number");
-    return false;
-  }
+  double deny_at, request_at;
+  if (!number("deny-at", "0.8", &deny_at, error) || !number("deny-request-at", "0.5", &request_at, error)) return false;
   size_t at = request->messages.len;
   while (at > 0 && request->messages.ptr[at - 1].tool_calls.len == 0) at--;
   const char *commands = "";
@@ -116,8 +148,8 @@ static bool route(fp_request *request, fp_session session, fp_routing *routing, 
       *routing = fp_reject(403, "shell-risk", "The command destroys data; ask a person.");
       return true;
     }
-    double asked_at = rules_destroys(text) ? deny_at / 2 : deny_at;
-    return judge(session, "what the user's last message asks for", asked_at, routing, error);
+    double share = rules_destroys(text) ? 0.5 : 1.0;
+    return judge_request(session, share * request_at, share * deny_at, routing, error);
   }
   if (only_reads) {
     *routing = fp_next("read-only");

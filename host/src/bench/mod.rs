@@ -165,6 +165,8 @@ pub async fn run(mut plan: Plan) -> Result<(), BenchError> {
     plan.config.server.addr = SocketAddr::from(([127, 0, 0, 1], 0));
     (plan.config.server.api_keys_env, plan.config.server.api_keys_file) = (None, None);
     plan.config.routes.clear();
+    // A fit in the background would be measured too.
+    plan.config.plugins.probes = false;
     let server = Server::start(&plan.config, bind(plan.config.server.addr).await?).await?;
     let peak_after_load = machine::peak_memory();
     let app = server.app().clone();

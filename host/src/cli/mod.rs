@@ -1,21 +1,23 @@
 //! The command line.
 
-use std::io::{IsTerminal, Read, Write};
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+mod bench;
+mod files;
+mod probe;
+mod serve;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use forkpoint_engine::{KvPrecision, Quantize};
+use clap::{Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use crate::bench::{Against, Measure, Plan};
-use crate::config::{Bytes, Config};
+use self::bench::BenchArgs;
+use self::files::{read_file, write_file};
+use self::probe::ProbeCommand;
+use self::serve::ServeArgs;
+use crate::guest_tools;
 use crate::models::{BUILT_IN, Source, Store};
-use crate::{bench, guest_tools, serve};
-
-/// Where the configuration lies when none is named.
-const DEFAULT_CONFIG: &str = "forkpoint.toml";
 
 /// An LLM inference server that runs its users' routing policies, as WebAssembly, where the KV cache is warm.
 #[derive(Debug, Parser)]
@@ -25,7 +27,8 @@ Examples:
   forkpoint serve --model ./model.gguf       serve a file of your own
   forkpoint pull smollm2-135m                fetch a model, for a machine that will be offline
   forkpoint bench                            measure how fast this machine serves it
-  forkpoint policy componentize in.wasm out.wasm")]
+  forkpoint policy componentize in.wasm out.wasm
+  forkpoint probe fit needs-shell.jsonl      fit a probe from labelled examples")]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -63,115 +66,9 @@ Peers must run already, and serve the same weights. docs/bench.md says what each
     /// Tools for authors of policies.
     #[command(subcommand)]
     Policy(PolicyCommand),
-}
-
-/// What is loaded and what it may use, the same for every command that serves.
-#[derive(Debug, Args)]
-struct ModelArgs {
-    /// What to serve: a built-in name, a .gguf file, a safetensors folder, or hf:owner/repo/file.gguf
-    /// [default: smollm2-135m].
-    #[arg(long, env = "FORKPOINT_MODEL", value_name = "MODEL")]
-    model: Option<String>,
-    /// The folder where policies are dropped as name.wasm [default: plugins].
-    #[arg(long, env = "FORKPOINT_PLUGINS", value_name = "DIR")]
-    plugins: Option<PathBuf>,
-    /// The configuration file [default: forkpoint.toml, if there is one].
-    #[arg(long, env = "FORKPOINT_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Memory for keys and values, such as 1GiB [default: 1GiB; of bench: what it needs].
-    #[arg(long, env = "FORKPOINT_KV_MEMORY", value_name = "SIZE")]
-    kv_memory: Option<Bytes>,
-    /// How keys and values are kept: bf16, int8 or int4 [default: bf16].
-    #[arg(long, env = "FORKPOINT_KV_PRECISION", value_name = "PRECISION")]
-    kv_precision: Option<KvPrecision>,
-    /// Pack the weights of a bf16, f16 or f32 checkpoint to int8 or int4 as they are loaded.
-    #[arg(long, env = "FORKPOINT_QUANTIZE", value_name = "WEIGHTS")]
-    quantize: Option<Quantize>,
-    /// Threads; 0 takes one a core [default: 0].
-    #[arg(long, env = "FORKPOINT_THREADS", value_name = "N")]
-    threads: Option<usize>,
-    /// Tokens that a session may hold; 0 takes the model's own [default: 0].
-    #[arg(long, env = "FORKPOINT_CONTEXT", value_name = "TOKENS")]
-    context: Option<usize>,
-}
-
-#[derive(Debug, Args)]
-struct ServeArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// Where to listen [default: 127.0.0.1:8000].
-    #[arg(long, env = "FORKPOINT_ADDR", value_name = "HOST:PORT")]
-    addr: Option<SocketAddr>,
-    /// The address to listen on, with the port as it is.
-    #[arg(long, env = "FORKPOINT_HOST", value_name = "IP", conflicts_with = "addr")]
-    host: Option<IpAddr>,
-    /// The port to listen on, with the address as it is; 0 takes a free one.
-    #[arg(long, env = "FORKPOINT_PORT", value_name = "PORT", conflicts_with = "addr")]
-    port: Option<u16>,
-    /// How the log is written, to standard error. FORKPOINT_LOG filters it, such as "debug" or "policy=debug".
-    #[arg(long, env = "FORKPOINT_LOG_FORMAT", value_name = "FORMAT", default_value = "human")]
-    log_format: LogFormat,
-}
-
-#[derive(Debug, Args)]
-struct BenchArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// What to measure [default: all].
-    #[arg(long, value_name = "MEASURE", value_delimiter = ',')]
-    only: Vec<Measure>,
-    /// A running peer: llama=URL for llama.cpp's llama-server, vllm=URL for vLLM; with a label where there are
-    /// several, llama:q4_0=URL. May be repeated.
-    #[arg(long, value_name = "PEER=URL")]
-    against: Vec<Against>,
-    /// How often each side runs.
-    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..))]
-    repeat: u16,
-    /// Tokens of the states that questions are asked about.
-    #[arg(long, value_name = "TOKENS", default_value = "4100", value_parser = clap::value_parser!(u32).range(64..))]
-    state_tokens: u32,
-    /// Tokens of the cold prompts.
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        value_delimiter = ',',
-        default_value = "512,2048,4096,8192",
-        value_parser = clap::value_parser!(u32).range(16..)
-    )]
-    prompts: Vec<u32>,
-    /// Tokens before the replies whose speed is measured.
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        value_delimiter = ',',
-        default_value = "128,2048,8192",
-        value_parser = clap::value_parser!(u32).range(16..)
-    )]
-    depths: Vec<u32>,
-    /// How many questions a call asks.
-    #[arg(
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "1,4,16",
-        value_parser = clap::value_parser!(u16).range(1..=64)
-    )]
-    questions: Vec<u16>,
-    /// How many clients ask at once.
-    #[arg(
-        long,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "1,8,32",
-        value_parser = clap::value_parser!(u16).range(1..=256)
-    )]
-    clients: Vec<u16>,
-    /// Small sizes and one repeat, to see that it works: its figures say nothing.
-    #[arg(long)]
-    quick: bool,
-    /// Where to write the results as JSON; - writes standard output, in place of the table.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    /// Fit probes from labelled examples, and judge them.
+    #[command(subcommand)]
+    Probe(ProbeCommand),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -230,6 +127,7 @@ impl Cli {
             Command::Serve(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Pull { name } => pull(&name),
+            Command::Probe(command) => command.run(),
             Command::Policy(PolicyCommand::Componentize { input, output, adapt, wit }) => {
                 let core = read_file(&input)?;
                 let component = guest_tools::componentize(&core, adapt, wit.as_deref())
@@ -244,65 +142,6 @@ impl Cli {
                 Ok(())
             }
         }
-    }
-}
-
-impl ServeArgs {
-    fn run(self) -> Result<()> {
-        start_log(self.log_format, "info")?;
-        let config = self.into_config()?;
-        on_runtime(serve::run(config))
-    }
-
-    /// The configuration file with these flags over it.
-    fn into_config(self) -> Result<Config> {
-        let mut config = self.model.into_config()?;
-        let addr = self.addr.unwrap_or(config.server.addr);
-        config.server.addr =
-            SocketAddr::new(self.host.unwrap_or(addr.ip()), self.port.unwrap_or(addr.port()));
-        Ok(config)
-    }
-}
-
-impl ModelArgs {
-    /// The configuration file with these flags over it.
-    fn into_config(self) -> Result<Config> {
-        let mut config = match &self.config {
-            Some(path) => Config::load(path)?,
-            None if Path::new(DEFAULT_CONFIG).exists() => Config::load(Path::new(DEFAULT_CONFIG))?,
-            None => Config::default(),
-        };
-        let model = &mut config.model;
-        model.source = self.model.unwrap_or_else(|| std::mem::take(&mut model.source));
-        model.kv_memory = self.kv_memory.unwrap_or(model.kv_memory);
-        model.kv_precision = self.kv_precision.unwrap_or(model.kv_precision);
-        model.quantize = self.quantize.or(model.quantize);
-        model.threads = self.threads.unwrap_or(model.threads);
-        model.context = self.context.unwrap_or(model.context);
-        config.plugins.dir = self.plugins.unwrap_or(config.plugins.dir);
-        Ok(config)
-    }
-}
-
-impl BenchArgs {
-    fn run(self) -> Result<()> {
-        start_log(LogFormat::Human, "warn")?;
-        let kv_memory_given = self.model.kv_memory.is_some();
-        let plan = Plan {
-            config: self.model.into_config()?,
-            kv_memory_given,
-            only: self.only,
-            against: self.against,
-            repeats: self.repeat.into(),
-            state_tokens: self.state_tokens as usize,
-            prompts: self.prompts.into_iter().map(|tokens| tokens as usize).collect(),
-            depths: self.depths.into_iter().map(|tokens| tokens as usize).collect(),
-            questions: self.questions.into_iter().map(usize::from).collect(),
-            clients: self.clients.into_iter().map(usize::from).collect(),
-            quick: self.quick,
-            json: self.json,
-        };
-        on_runtime(async { Ok(bench::run(plan).await?) })
     }
 }
 
@@ -348,90 +187,14 @@ fn start_log(format: LogFormat, usual: &str) -> Result<()> {
     started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>> {
-    if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
-        return Ok(bytes);
-    }
-    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-/// Writes beside the target and renames, so that a watcher never sees half a file.
-fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    if path == Path::new("-") {
-        return std::io::stdout().lock().write_all(bytes).context("cannot write to standard output");
-    }
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let failed = || format!("cannot write {}", path.display());
-    let mut file = tempfile::Builder::new().prefix(".forkpoint-").tempfile_in(folder).with_context(failed)?;
-    file.write_all(bytes).with_context(failed)?;
-    let kept = file.persist(path).with_context(failed)?;
-    share(&kept).with_context(failed)
-}
-
-/// Gives a file that was made for its owner alone the permissions that files usually have.
-#[cfg(unix)]
-fn share(file: &std::fs::File) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn share(_file: &std::fs::File) -> std::io::Result<()> {
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
     use super::*;
 
-    fn serve_args(args: &[&str]) -> ServeArgs {
-        let line = ["forkpoint", "serve"].iter().chain(args);
-        match Cli::try_parse_from(line).unwrap().command {
-            Command::Serve(args) => *args,
-            other => panic!("not serve: {other:?}"),
-        }
-    }
-
     #[test]
     fn the_definition_holds_together() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn flags_win_over_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("c.toml");
-        std::fs::write(&path, "[server]\naddr = '127.0.0.2:1'\n[model]\nthreads = 3\nsource = 'a'\n")
-            .unwrap();
-        let path = path.to_str().unwrap();
-        let config =
-            serve_args(&["--config", path, "--port", "9", "--kv-memory", "2GiB"]).into_config().unwrap();
-        assert_eq!(config.server.addr, SocketAddr::from(([127, 0, 0, 2], 9)));
-        assert_eq!((config.model.threads, config.model.source.as_str()), (3, "a"));
-        assert_eq!(config.model.kv_memory, Bytes(2 << 30));
-    }
-
-    #[test]
-    fn a_named_file_that_is_missing_is_an_error() {
-        let error = serve_args(&["--config", "no/such.toml"]).into_config().unwrap_err();
-        assert!(error.to_string().contains("no/such.toml"), "{error}");
-    }
-
-    #[test]
-    fn a_component_is_written_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.wasm");
-        for bytes in [&b"one"[..], b"two"] {
-            write_file(&path, bytes).unwrap();
-            assert_eq!(std::fs::read(&path).unwrap(), bytes);
-        }
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -2,7 +2,7 @@
 //! engine and answers every question evenly.
 
 use forkpoint_engine::{
-    Answer, Completion, Criteria, EngineError, FinishReason, Message, Question, Role, Usage, Verdict,
+    Answer, Completion, Criteria, EngineError, FinishReason, Message, Question, Role, Rung, Usage, Verdict,
 };
 
 use super::plan::RouteRequest;
@@ -58,7 +58,14 @@ fn answer(question: &Question) -> Result<Answer, EngineError> {
         return Err(EngineError::Invalid("a question needs something that may be answered".into()));
     }
     let probabilities = vec![1.0 / count as f64; count];
-    Ok(Answer { verdict, probabilities, confidence: 0.0, mass: 1.0, argmax_is_label: true })
+    Ok(Answer {
+        verdict,
+        probabilities,
+        confidence: 0.0,
+        mass: 1.0,
+        argmax_is_label: true,
+        rung: Rung::Labels,
+    })
 }
 
 /// The request of the canary call.

@@ -94,14 +94,8 @@ pub(super) fn sampling_in(sampling: types::Sampling) -> SamplingOverrides {
     }
 }
 
-/// A question for the engine.
-///
-/// # Errors
-/// When it asks for a probe: this host has none.
-pub(super) fn question_in(question: engine::Question) -> Result<fp::Question, String> {
-    if let Some(probe) = question.probe {
-        return Err(format!("there is no probe named {probe:?}: this server has no probes"));
-    }
+/// A question for the engine, and the probe that it names.
+pub(super) fn question_in(question: engine::Question) -> (fp::Question, Option<String>) {
     let criteria = match question.criteria {
         engine::Criteria::Choice(options) => fp::Criteria::Choice(
             options
@@ -112,7 +106,7 @@ pub(super) fn question_in(question: engine::Question) -> Result<fp::Question, St
         engine::Criteria::Boolean(sides) => fp::Criteria::Boolean { yes: sides.yes, no: sides.no },
         engine::Criteria::Score(levels) => fp::Criteria::Score(levels),
     };
-    Ok(fp::Question { instructions: question.instructions, criteria })
+    (fp::Question { instructions: question.instructions, criteria }, question.probe)
 }
 
 /// An answer for the guest.
@@ -133,7 +127,11 @@ pub(super) fn answer_out(question: &fp::Question, answer: &fp::Answer) -> engine
             engine::Verdict::Score(engine::ScoreAnswer { score, probabilities, confidence })
         }
     };
-    engine::Answer { verdict, mass: answer.mass }
+    let rung = match answer.rung {
+        fp::Rung::Labels => engine::Rung::Labels,
+        fp::Rung::Probe => engine::Rung::Probe,
+    };
+    engine::Answer { verdict, mass: answer.mass, rung }
 }
 
 /// The bytes of a question that reach the prompt: a lower bound on what it costs follows from them.
@@ -202,17 +200,6 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_is_refused_by_its_name() {
-        let sides = engine::BooleanSides { yes: None, no: None };
-        let question = engine::Question {
-            instructions: "q".into(),
-            criteria: engine::Criteria::Boolean(sides),
-            probe: Some("shell".into()),
-        };
-        assert!(question_in(question).unwrap_err().contains("\"shell\""));
-    }
-
-    #[test]
     fn a_choice_is_answered_by_name() {
         let option = |name: &str| fp::ChoiceOption { name: name.into(), description: None };
         let criteria = fp::Criteria::Choice(vec![option("a"), option("b")]);
@@ -223,6 +210,7 @@ mod tests {
             confidence: 0.5,
             mass: 0.9,
             argmax_is_label: true,
+            rung: fp::Rung::Probe,
         };
         let engine::Verdict::Choice(choice) = answer_out(&question, &answer).verdict else { panic!() };
         assert_eq!((choice.choice.as_str(), choice.probabilities[1]), ("b", 0.75));

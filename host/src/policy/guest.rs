@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkpoint_engine::{Answer, Completion, EngineError, Message, Question, Sampling, Session, Usage};
+use forkpoint_engine::{Answer, Completion, EngineError, Message, Probe, Question, Sampling, Session, Usage};
 use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
 
 use super::bindings::engine;
@@ -15,6 +15,7 @@ use super::plan::RouteRequest;
 use super::settings::{Limits, PolicySettings};
 use super::store::KeyValue;
 use super::trace::{Decision, Used};
+use crate::probe::shelf::{self, Entry, Probes};
 
 /// No tokenizer makes fewer tokens of a prompt's text than one for so many bytes, runs of blanks apart: a
 /// question that must overspend is refused before it is computed.
@@ -59,9 +60,13 @@ impl Place {
         }
     }
 
-    async fn decide(&mut self, questions: &[Question]) -> Result<Vec<Answer>, EngineError> {
+    async fn decide(
+        &mut self,
+        questions: &[Question],
+        probes: &[Option<Arc<Probe>>],
+    ) -> Result<Vec<Answer>, EngineError> {
         match self {
-            Self::Engine(session) => session.decide(questions).await,
+            Self::Engine(session) => session.decide_by(questions, probes).await,
             Self::Canary(session) => session.decide(questions),
         }
     }
@@ -143,11 +148,18 @@ pub(super) struct State {
     original: Option<Place>,
     pub(super) policy: Arc<str>,
     pub(super) settings: Arc<PolicySettings>,
-    pub(super) store: Arc<KeyValue>,
+    pub(super) held: Held,
     pub(super) request: Asked,
     pub(super) started: Instant,
     pub(super) waited: Duration,
     memories: usize,
+}
+
+/// What all calls of a policy share.
+pub(super) struct Held {
+    pub(super) store: Arc<KeyValue>,
+    /// None where they are switched off: then label reads answer.
+    pub(super) probes: Option<Arc<Probes>>,
 }
 
 /// What the imports need of the request.
@@ -162,7 +174,7 @@ impl State {
     pub(super) fn new(
         policy: Arc<str>,
         settings: Arc<PolicySettings>,
-        store: Arc<KeyValue>,
+        held: Held,
         request: &RouteRequest,
         place: Place,
     ) -> Self {
@@ -180,7 +192,7 @@ impl State {
             original: None,
             policy,
             settings,
-            store,
+            held,
             request,
             started: Instant::now(),
             waited: Duration::ZERO,
@@ -257,6 +269,7 @@ impl State {
         &mut self,
         on: &Resource<Place>,
         questions: &[Question],
+        probes: &[Option<String>],
     ) -> Result<Vec<Answer>, Refusal> {
         let (asked, more) = (self.used.decisions, questions.len() as u64);
         if asked + more > self.limits.decisions {
@@ -265,14 +278,45 @@ impl State {
                 self.limits.decisions
             ));
         }
-        self.check_tokens(questions.iter().map(convert::question_bytes).sum())?;
+        // The canary's answers are even, whatever is asked.
+        let shipped = self.held.probes.as_ref().filter(|_| !self.request.canary);
+        let entries = probes.iter().enumerate().map(|(index, name)| match (name, shipped) {
+            (Some(name), Some(shipped)) => {
+                let entry = shelf::find(shipped, name).cloned();
+                entry.map(Some).map_err(|what| format!("question {index}: {what}"))
+            }
+            _ => Ok(None),
+        });
+        let entries: Vec<Option<Arc<Entry>>> = entries
+            .collect::<Result<_, String>>()
+            .map_err(|what| Refusal::Failure(engine::Failure::Invalid(what)))?;
+        let probes: Vec<Option<Arc<Probe>>> =
+            entries.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
+        let questions: Vec<Question> = questions
+            .iter()
+            .zip(&entries)
+            .map(|(question, entry)| {
+                entry.as_ref().map_or_else(|| question.clone(), |entry| entry.worded(question))
+            })
+            .collect();
+        let read = questions.iter().zip(&probes).filter(|(_, probe)| probe.is_none());
+        let bytes = read.map(|(question, _)| convert::question_bytes(question)).sum::<usize>();
+        if probes.iter().any(Option::is_none) {
+            self.check_tokens(bytes)?;
+        }
         self.used.decisions += more;
         let place = self.table.get_mut(on)?;
         let before = place.usage().decided;
-        let answers = place.decide(questions).await;
+        let answers = place.decide(&questions, &probes).await;
         let decided = u64::from(place.usage().decided.saturating_sub(before));
         self.used.decided_tokens += decided;
-        Ok(answers?)
+        let answers = answers?;
+        for (entry, answer) in entries.iter().zip(&answers) {
+            if let Some(entry) = entry {
+                entry.count(answer.rung);
+            }
+        }
+        Ok(answers)
     }
 }
 

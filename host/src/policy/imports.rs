@@ -30,10 +30,9 @@ impl engine::Host for State {
         questions: Vec<engine::Question>,
     ) -> Result<Vec<engine::Answer>, Refusal> {
         let _outside = self.enter()?;
-        let questions: Result<Vec<_>, _> = questions.into_iter().map(convert::question_in).collect();
-        let questions = questions.map_err(|what| Refusal::Failure(engine::Failure::Invalid(what)))?;
+        let (questions, probes): (Vec<_>, Vec<_>) = questions.into_iter().map(convert::question_in).unzip();
         let at = self.started.elapsed();
-        let result = self.ask(&on, &questions).await;
+        let result = self.ask(&on, &questions, &probes).await;
         let took = self.started.elapsed().saturating_sub(at);
         self.waited += took;
         let (answers, failure) = match &result {
@@ -45,8 +44,9 @@ impl engine::Host for State {
         if self.decisions.len() < MAX_DECISIONS {
             let (at_us, took_us) = (micros(at), micros(took));
             // What was refused costs the policy nothing, and is not kept.
-            let questions = if failure.is_none() { questions } else { Vec::new() };
-            self.decisions.push(Decision { at_us, took_us, questions, answers, failure });
+            let (questions, probes) =
+                if failure.is_none() { (questions, probes) } else { Default::default() };
+            self.decisions.push(Decision { at_us, took_us, questions, probes, answers, failure });
         }
         result.map(|_| out)
     }
@@ -146,7 +146,7 @@ impl host::Host for State {
 
     async fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
         let _outside = self.enter()?;
-        Ok(self.store.get(&key, Instant::now()))
+        Ok(self.held.store.get(&key, Instant::now()))
     }
 
     async fn set(
@@ -156,7 +156,7 @@ impl host::Host for State {
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<(), String>> {
         let _outside = self.enter()?;
-        Ok(self.store.set(&key, value, ttl_seconds.map(seconds), Instant::now()))
+        Ok(self.held.store.set(&key, value, ttl_seconds.map(seconds), Instant::now()))
     }
 
     async fn add(
@@ -166,7 +166,7 @@ impl host::Host for State {
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<i64, String>> {
         let _outside = self.enter()?;
-        Ok(self.store.add(&key, delta, ttl_seconds.map(seconds), Instant::now()))
+        Ok(self.held.store.add(&key, delta, ttl_seconds.map(seconds), Instant::now()))
     }
 }
 

@@ -40,7 +40,8 @@ use self::plan::Allowed;
 use self::registry::{Published, Registry};
 use self::run::{Called, Patience};
 use self::runtime::Runtime;
-use self::watch::{Change, Settle, Watch};
+use self::watch::{Change, PROBES, Settle, Watch};
+use crate::probe::shelf::{self, Entry, Shelf};
 
 pub(crate) use self::runtime::pooled_config;
 
@@ -73,6 +74,8 @@ struct Shared {
     runtime: Runtime,
     registry: Registry,
     cache: Option<Cache>,
+    /// None where there is no engine to fit probes on.
+    shelf: Option<Arc<Shelf>>,
     /// One permit for each component that may be compiled at once: a large one must not hold up a small one.
     compilers: Semaphore,
 }
@@ -104,7 +107,9 @@ impl Policies {
         });
         let dir = options.dir.clone();
         let compilers = Semaphore::new(runtime::CANARIES as usize);
-        let shared = Arc::new(Shared { options, runtime, registry: Registry::default(), cache, compilers });
+        let shelf = options.engine.clone().map(|engine| Shelf::new(engine, options.probe_cache.clone()));
+        let registry = Registry::default();
+        let shared = Arc::new(Shared { options, runtime, registry, cache, shelf, compilers });
 
         let there = watch::list(&dir).map(|listing| listing.policies).unwrap_or_default();
         let mut loads = JoinSet::new();
@@ -128,6 +133,22 @@ impl Policies {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<PolicyStatus> {
         self.shared.registry.get(name)
+    }
+
+    /// The probe `policy/probe`.
+    ///
+    /// # Errors
+    /// Names the probes that there are.
+    pub(crate) fn probe(&self, name: &str) -> Result<Arc<Entry>, String> {
+        let Some((policy, probe)) = name.split_once('/') else {
+            return Err(format!("must be \"policy/probe\", got {name:?}"));
+        };
+        if self.shared.shelf.is_none() {
+            return Err("probes are switched off on this server".to_owned());
+        }
+        let version = self.shared.registry.current(policy);
+        let probes = version.and_then(|version| version.probes.clone()).unwrap_or_default();
+        shelf::find(&probes, probe).cloned()
     }
 
     /// Whether a version of this policy is served.
@@ -178,6 +199,9 @@ impl Policies {
         {
             tracing::error!(target: "policy", %error, "the loader of policies broke off");
         }
+        if let Some(shelf) = &self.shared.shelf {
+            shelf.stop().await;
+        }
         self.shared.runtime.stop().await;
     }
 }
@@ -226,8 +250,17 @@ impl Shared {
         let entry = self.registry.begin(name, settings);
         let outcome = async {
             let source = blocking(move || loader::read(&path, most)).await?;
-            if self.registry.current(name).is_some_and(|now| now.hash == source.hash) {
-                return Ok(None);
+            let now = self.registry.current(name);
+            let probes = match &self.shelf {
+                Some(shelf) => {
+                    let folder = self.options.dir.join(format!("{name}{PROBES}"));
+                    let before = now.as_ref().and_then(|now| now.probes.clone()).unwrap_or_default();
+                    Some(Arc::new(shelf.load(name, folder, &before).await))
+                }
+                None => None,
+            };
+            if now.is_some_and(|now| now.hash == source.hash) {
+                return Ok((None, probes));
             }
             let _permit = self.compilers.acquire().await;
             let (hash, bytes) = (source.hash.clone(), source.bytes.len() as u64);
@@ -240,14 +273,15 @@ impl Shared {
                 bytes,
                 loaded_at: registry::now(),
                 pre: linked.pre,
+                probes: probes.clone(),
                 entry: entry.clone(),
             };
             self.try_out(&version).await?;
-            Ok(Some(version))
+            Ok((Some(version), probes))
         };
         match outcome.await {
-            Ok(None) => self.registry.keep(&entry),
-            Ok(Some(version)) => {
+            Ok((None, probes)) => self.registry.keep(name, &entry, probes),
+            Ok((Some(version), _)) => {
                 tracing::info!(target: "policy", policy = name, version = version.version(), "serving");
                 self.registry.publish(version);
             }

@@ -86,6 +86,7 @@ pub struct Routed {
 }
 
 /// What to do with a request.
+#[expect(clippy::large_enum_variant, reason = "there is one a request, and most are the large one")]
 pub enum Plan {
     /// Reply from a model in this process.
     Generate(GeneratePlan),

@@ -15,6 +15,8 @@ use super::loader::{LoadCode, LoadError};
 use super::settings::{Fallback, Limits, PolicySettings};
 use super::store::KeyValue;
 use super::trace::Step;
+use crate::probe::ProbeStatus;
+use crate::probe::shelf::Probes;
 
 /// Digits of a hash that stand for a version.
 const VERSION_DIGITS: usize = 12;
@@ -22,7 +24,8 @@ const VERSION_DIGITS: usize = 12;
 /// Kinds of plans, for counting.
 const PLANS: [&str; 5] = ["generate", "forward", "reply", "reject", "next"];
 
-/// One version of a policy, ready to be called. In-flight requests keep theirs when the next is published.
+/// One version of a policy and its probes, ready to be called. In-flight requests keep theirs when the next is published.
+#[derive(Clone)]
 pub(super) struct Published {
     pub(super) name: Arc<str>,
     /// SHA-256 of the component, in hexadecimal digits.
@@ -31,6 +34,8 @@ pub(super) struct Published {
     pub(super) bytes: u64,
     pub(super) loaded_at: u64,
     pub(super) pre: PolicyPre<State>,
+    /// What its questions may be answered by; none where probes are switched off.
+    pub(super) probes: Option<Arc<Probes>>,
     pub(super) entry: Arc<Entry>,
 }
 
@@ -145,6 +150,8 @@ pub struct PolicyStatus {
     pub limits: Limits,
     /// What a fault leads to.
     pub fallback: Fallback,
+    /// What its questions may be answered by, by name.
+    pub probes: BTreeMap<String, ProbeStatus>,
 }
 
 /// The policies by name. Readers take a snapshot and no lock.
@@ -176,8 +183,15 @@ impl Registry {
         entry
     }
 
-    /// The file is the one that is served already.
-    pub(super) fn keep(&self, entry: &Entry) {
+    /// The file is the one that is served already; its probes may be new.
+    pub(super) fn keep(&self, name: &str, entry: &Entry, probes: Option<Arc<Probes>>) {
+        self.published.rcu(|now| {
+            let mut next = HashMap::clone(now);
+            if let Some(version) = next.get_mut(name) {
+                *version = Arc::new(Published { probes: probes.clone(), ..Published::clone(version) });
+            }
+            next
+        });
         let mut load = entry.load();
         (load.loading, load.last_error) = (false, None);
     }
@@ -260,6 +274,12 @@ impl Registry {
                 .collect(),
             limits: entry.settings.limits,
             fallback: entry.settings.fallback,
+            probes: current
+                .and_then(|version| version.probes.as_ref())
+                .into_iter()
+                .flat_map(|probes| probes.iter())
+                .map(|(name, probe)| (name.clone(), probe.status()))
+                .collect(),
         })
     }
 

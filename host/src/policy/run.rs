@@ -7,7 +7,7 @@ use wasmtime::{PoolConcurrencyLimitError, Store, Trap};
 use super::bindings::{Policy, dispatch, types};
 use super::convert;
 use super::fault::{Fault, FaultKind};
-use super::guest::{Halt, Place, State};
+use super::guest::{Halt, Held, Place, State};
 use super::plan::{Allowed, GeneratePlan, Plan, RouteRequest, check_code, check_labels};
 use super::registry::Published;
 use super::runtime::Runtime;
@@ -73,7 +73,8 @@ pub(super) async fn call(
     };
     let _ticking = runtime.tick();
     let settings = policy.entry.settings.clone();
-    let state = State::new(policy.name.clone(), settings, policy.entry.store.clone(), allowed.request, place);
+    let held = Held { store: policy.entry.store.clone(), probes: policy.probes.clone() };
+    let state = State::new(policy.name.clone(), settings, held, allowed.request, place);
     let request = request_out(allowed.request, &policy.entry.settings);
     let mut store = runtime.store(state);
     let routed = match tokio::time::timeout(patience.wall, route(&mut store, policy, &request)).await {

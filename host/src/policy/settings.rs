@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forkpoint_engine::Engine;
 use serde::{Deserialize, Serialize};
 
 /// How the policies of a server are run.
@@ -29,6 +30,10 @@ pub struct PolicyOptions {
     pub models: BTreeSet<String>,
     /// Tools that a plan may mount besides those of the request.
     pub tools: BTreeSet<String>,
+    /// The engine that probes are fitted on; none leaves policies without probes.
+    pub engine: Option<Engine>,
+    /// Where fitted probes are kept over restarts; none fits them anew each time.
+    pub probe_cache: Option<PathBuf>,
 }
 
 impl PolicyOptions {
@@ -46,6 +51,8 @@ impl PolicyOptions {
             upstreams: BTreeSet::new(),
             models: BTreeSet::new(),
             tools: BTreeSet::new(),
+            engine: None,
+            probe_cache: None,
         }
     }
 

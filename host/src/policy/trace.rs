@@ -67,6 +67,8 @@ pub struct Decision {
     pub took_us: u64,
     /// What was asked.
     pub questions: Vec<Question>,
+    /// The probe that each question named, if it did.
+    pub probes: Vec<Option<String>>,
     /// What was answered, one a question; empty when the call failed.
     pub answers: Vec<Answer>,
     /// What the guest was told instead of answers.

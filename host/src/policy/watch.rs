@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -24,13 +25,18 @@ const POLL: Duration = Duration::from_secs(2);
 
 /// What tells one state of a file from another. The change time tells two writes within the resolution of the
 /// modification time, and a change of permissions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Stamp {
     bytes: u64,
     modified: (i64, i64),
     changed: (i64, i64),
     file: (u64, u64),
+    /// Of a policy's folder of examples.
+    probes: u64,
 }
+
+/// What follows a policy's name in the name of the folder of its probes' examples.
+pub(super) const PROBES: &str = ".probes";
 
 /// A policy's file that has come to rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,11 +68,26 @@ pub(super) fn list(dir: &Path) -> io::Result<Listing> {
             continue;
         }
         match path.file_stem().and_then(|stem| stem.to_str()).filter(|name| is_policy_name(name)) {
-            Some(name) => drop(listing.policies.insert(name.to_owned(), stamp(&metadata))),
+            Some(name) => {
+                let probes = stamp_folder(&dir.join(format!("{name}{PROBES}")));
+                listing.policies.insert(name.to_owned(), Stamp { probes, ..stamp(&metadata) });
+            }
             None => drop(listing.misnamed.insert(path)),
         }
     }
     Ok(listing)
+}
+
+/// One number for the state of a folder's files; 0 where there is no folder.
+fn stamp_folder(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let files = entries.flatten().filter_map(|entry| {
+        let metadata = fs::metadata(entry.path()).ok()?;
+        Some((entry.file_name(), stamp(&metadata)))
+    });
+    let mut hash = DefaultHasher::new();
+    files.collect::<BTreeMap<_, _>>().hash(&mut hash);
+    hash.finish() | 1
 }
 
 #[cfg(unix)]
@@ -77,6 +98,7 @@ fn stamp(metadata: &fs::Metadata) -> Stamp {
         modified: (metadata.mtime(), metadata.mtime_nsec()),
         changed: (metadata.ctime(), metadata.ctime_nsec()),
         file: (metadata.dev(), metadata.ino()),
+        probes: 0,
     }
 }
 
@@ -85,7 +107,7 @@ fn stamp(metadata: &fs::Metadata) -> Stamp {
     let modified = metadata.modified().ok();
     let modified = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     let modified = modified.map_or((0, 0), |time| (time.as_secs() as i64, i64::from(time.subsec_nanos())));
-    Stamp { bytes: metadata.len(), modified, changed: (0, 0), file: (0, 0) }
+    Stamp { bytes: metadata.len(), modified, changed: (0, 0), file: (0, 0), probes: 0 }
 }
 
 /// Finds out when files have come to rest. Knows no clock and no disk.
@@ -277,7 +299,7 @@ mod tests {
     use super::*;
 
     fn at(bytes: u64) -> Stamp {
-        Stamp { bytes, modified: (0, 0), changed: (0, 0), file: (0, 0) }
+        Stamp { bytes, modified: (0, 0), changed: (0, 0), file: (0, 0), probes: 0 }
     }
 
     fn files<const N: usize>(list: [(&str, u64); N]) -> BTreeMap<String, Stamp> {

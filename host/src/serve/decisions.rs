@@ -25,7 +25,7 @@ pub(super) async fn answer(
     app.can_decide()?;
     let salt = context.salted(asked.cache_salt.as_deref());
     let (answers, usage) = app
-        .ask(&context, asked.conversation.clone(), &asked.questions, &salt)
+        .ask(&context, asked.conversation.clone(), &asked.questions, &[], &salt)
         .await
         .map_err(|error| match error {
             EngineError::Invalid(message) => ApiError::field("questions", message),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use forkpoint_engine::Counters;
 
 use crate::policy::{PolicyStatus, Trace};
+use crate::probe::ProbeState;
 
 /// Upper bounds of the latency buckets, in seconds.
 const BUCKETS: [f64; 14] =
@@ -156,6 +157,7 @@ impl Metrics {
             let labels = [("policy", policy.name.as_str()), ("version", super::catalog::version(policy))];
             text.line("forkpoint_policy_serving", &labels, u64::from(super::catalog::is_served(policy)));
         }
+        text.probes(policies);
         text.head(
             "forkpoint_upstream_requests_total",
             "counter",
@@ -177,6 +179,7 @@ impl Metrics {
             ("decisions_total", "Questions answered.", engine.decisions),
             ("decided_tokens_total", "Suffix tokens computed for questions.", engine.decided_tokens),
             ("generated_tokens_total", "Tokens generated.", engine.generated_tokens),
+            ("studied_tokens_total", "Tokens computed to fit probes.", engine.studied_tokens),
             ("evictions_total", "Pages evicted.", engine.evictions),
         ] {
             text.single(&format!("forkpoint_engine_{name}"), "counter", help, value);
@@ -188,6 +191,11 @@ impl Metrics {
             ("pages_cached", "Pages kept for reuse.", engine.pages_cached),
             ("pages", "Pages in the arena.", engine.pages_total),
             ("page_bytes", "Bytes of a page, over all layers.", engine.page_bytes),
+            (
+                "hidden_state_bytes",
+                "Bytes of hidden states that probes read, beside the pages.",
+                engine.hidden_page_bytes * engine.pages_total,
+            ),
         ] {
             text.single(&format!("forkpoint_engine_{name}"), "gauge", help, value);
         }
@@ -223,6 +231,45 @@ impl Text {
         let labels: Vec<String> =
             labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
         self.push(format_args!("{name}{{{}}} {value}\n", labels.join(",")));
+    }
+
+    fn probes(&mut self, policies: &[PolicyStatus]) {
+        let probes = || {
+            policies.iter().flat_map(|policy| {
+                policy.probes.iter().map(|(name, probe)| (policy.name.as_str(), name.as_str(), probe))
+            })
+        };
+        self.head(
+            "forkpoint_probe_answers_total",
+            "counter",
+            "Questions that name a probe, by what answered.",
+        );
+        for (policy, name, probe) in probes() {
+            for (rung, count) in &probe.answers {
+                let labels = [("policy", policy), ("probe", name), ("rung", *rung)];
+                self.line("forkpoint_probe_answers_total", &labels, *count);
+            }
+        }
+        self.head(
+            "forkpoint_probe_ready",
+            "gauge",
+            "1 where the probe is fitted to the examples that are there.",
+        );
+        for (policy, name, probe) in probes() {
+            let ready = u64::from(probe.state == ProbeState::Ready);
+            self.line("forkpoint_probe_ready", &[("policy", policy), ("probe", name)], ready);
+        }
+        self.head(
+            "forkpoint_probe_accuracy",
+            "gauge",
+            "Share of its examples that a probe gets right, cross-validated.",
+        );
+        for (policy, name, probe) in probes() {
+            if let Some(quality) = &probe.quality {
+                let labels = [("policy", policy), ("probe", name)];
+                self.line("forkpoint_probe_accuracy", &labels, quality.accuracy);
+            }
+        }
     }
 
     fn single(&mut self, name: &str, kind: &str, help: &str, value: u64) {

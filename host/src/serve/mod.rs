@@ -29,7 +29,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower_http::decompression::RequestDecompressionLayer;
 
-use crate::config::{Config, ConfigError, ServerConfig};
+use crate::config::{Config, ConfigError, ModelConfig, ServerConfig};
 use crate::dispatch::Upstreams;
 use crate::models::{Located, Source, Store, cache_folder};
 use crate::policy::{Policies, PolicyOptions};
@@ -201,25 +201,7 @@ impl App {
         let keys = keys::Keys::read(&config.server)?;
         let upstreams = Upstreams::new(&config.upstreams)?;
         let tools = config.operator_tools()?;
-        let source = config.model.source.clone();
-        let options = Options {
-            threads: config.model.threads,
-            kv_memory: config.model.kv_memory.0,
-            kv_precision: config.model.kv_precision,
-            quantize: config.model.quantize,
-            context: config.model.context,
-            ..Options::default()
-        };
-        // Fetching and loading block for seconds.
-        let (located, engine) = tokio::task::spawn_blocking(move || -> Result<_, ServeError> {
-            let located = Source::parse(&source)?.locate(&Store::from_env())?;
-            tracing::info!(path = %located.path.display(), "loading the model");
-            let engine = Engine::start(&located.path, &options)
-                .map_err(|error| ServeError::Engine { path: located.path.clone(), error: Box::new(error) })?;
-            Ok((located, engine))
-        })
-        .await
-        .map_err(|error| ServeError::Broken(error.to_string()))??;
+        let (located, engine) = load_model(&config.model).await?;
 
         let mut sampling = engine.model().sampling.clone();
         if let Some((temperature, top_p)) = located.recommended {
@@ -240,6 +222,8 @@ impl App {
             upstreams: config.upstreams.keys().cloned().collect(),
             models: names.iter().cloned().collect(),
             tools: tools.iter().map(|tool| tool.name.clone()).collect::<BTreeSet<_>>(),
+            engine: config.plugins.probes.then(|| engine.clone()),
+            probe_cache: Some(config.plugins.cache.clone().unwrap_or_else(cache_folder).join("probes")),
             ..PolicyOptions::new(&config.plugins.dir)
         })
         .await?;
@@ -280,6 +264,31 @@ impl App {
             .layer(from_fn_with_state(self.clone(), guard::guard))
             .with_state(self.clone())
     }
+}
+
+/// Finds or fetches a model and starts an engine on it.
+///
+/// # Errors
+/// When it cannot be had or loaded.
+pub(crate) async fn load_model(model: &ModelConfig) -> Result<(Located, Engine), ServeError> {
+    let source = model.source.clone();
+    let options = Options {
+        threads: model.threads,
+        kv_memory: model.kv_memory.0,
+        kv_precision: model.kv_precision,
+        quantize: model.quantize,
+        context: model.context,
+        ..Options::default()
+    };
+    // Fetching and loading block for seconds.
+    let loaded = tokio::task::spawn_blocking(move || {
+        let located = Source::parse(&source)?.locate(&Store::from_env())?;
+        tracing::info!(path = %located.path.display(), "loading the model");
+        let engine = Engine::start(&located.path, &options)
+            .map_err(|error| ServeError::Engine { path: located.path.clone(), error: Box::new(error) })?;
+        Ok((located, engine))
+    });
+    loaded.await.map_err(|error| ServeError::Broken(error.to_string()))?
 }
 
 /// The id that clients use, then every other name of the same model.

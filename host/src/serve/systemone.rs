@@ -11,8 +11,9 @@ use serde_json::json;
 use super::body::read_json;
 use super::{App, ErrorCode, RequestContext, TYPESAFE_ALIAS};
 use crate::dispatch::json_response;
+use crate::probe::shelf::Entry;
 use crate::wire::chat::UsageReport;
-use crate::wire::systemone::SystemOneRequest;
+use crate::wire::systemone::{Asked, SystemOneRequest};
 use crate::wire::{ApiError, Dialect, Kind};
 
 pub(super) async fn answer(
@@ -32,10 +33,14 @@ async fn decide(app: &App, context: &RequestContext, request: Request) -> Result
     let body = read_json(request, app.server.max_body_bytes.0).await?;
     let asked = SystemOneRequest::read(&body)?;
     app.plain_model(asked.model.as_deref().filter(|model| *model != TYPESAFE_ALIAS))?;
-    app.can_decide()?;
+    let probes = app.probes(&asked.asked)?;
+    // A model that reads no labels may still be read by a probe.
+    if probes.iter().any(|probe| probe.as_ref().is_none_or(|entry| entry.probe().is_none())) {
+        app.can_decide()?;
+    }
     let salt = context.salted(asked.cache_salt.as_deref());
     let (answers, usage) = app
-        .ask(context, asked.conversation.clone(), &asked.questions, &salt)
+        .ask(context, asked.conversation.clone(), &asked.questions, &probes, &salt)
         .await
         .map_err(|error| match error {
             // What the engine calls invalid here is a question; its place is known only in words.
@@ -61,11 +66,24 @@ impl App {
         context: &RequestContext,
         conversation: Conversation,
         questions: &[Question],
+        probes: &[Option<Arc<Entry>>],
         salt: &str,
     ) -> Result<(Vec<Answer>, Usage), EngineError> {
         context.record.note().model = Some(self.model().to_owned());
         let mut session = self.engine.open(conversation, salt).await?;
-        let answers = session.decide(questions).await?;
+        let fitted: Vec<_> =
+            probes.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
+        let words = |(index, question): (usize, &Question)| {
+            let entry = probes.get(index).and_then(Option::as_ref);
+            entry.map_or_else(|| question.clone(), |entry| entry.worded(question))
+        };
+        let questions: Vec<Question> = questions.iter().enumerate().map(words).collect();
+        let answers = session.decide_by(&questions, &fitted).await?;
+        for (entry, answer) in probes.iter().zip(&answers) {
+            if let Some(entry) = entry {
+                entry.count(answer.rung);
+            }
+        }
         let usage = session.usage();
         context.record.note().usage = Some(UsageReport {
             prompt: usage.tokens,
@@ -76,6 +94,20 @@ impl App {
             decided: usage.decided,
         });
         Ok((answers, usage))
+    }
+
+    /// The probes that questions name; none for those that name none.
+    ///
+    /// # Errors
+    /// Names the question whose probe there is not.
+    fn probes(&self, asked: &[Asked]) -> Result<Vec<Option<Arc<Entry>>>, ApiError> {
+        let find = |asked: &Asked| match &asked.probe {
+            None => Ok(None),
+            Some(name) => self.policies.probe(name).map(Some).map_err(|message| {
+                ApiError::at([json!("questions"), json!(asked.id), json!("x_probe")], message)
+            }),
+        };
+        asked.iter().map(find).collect()
     }
 
     /// Why the loaded model answers no questions, as an error; nothing where it does.

@@ -310,6 +310,8 @@ fn description(of: &Value, place: &Place) -> Result<Option<String>, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use forkpoint_engine::Rung;
+
     use super::*;
 
     fn request() -> DecisionsRequest {
@@ -355,6 +357,7 @@ mod tests {
             confidence: 0.5,
             mass: 0.25,
             argmax_is_label: true,
+            rung: Rung::Labels,
         };
         let shown = request().answers(&[
             answer(Verdict::Boolean(0.75), [0.75, 0.25]),

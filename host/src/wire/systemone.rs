@@ -37,6 +37,8 @@ pub struct Asked {
     pub id: String,
     /// A score's levels as they were sent; empty for the others.
     pub levels: Vec<Value>,
+    /// Which probe is to answer, as `policy/probe` (`x_probe`).
+    pub probe: Option<String>,
 }
 
 impl SystemOneRequest {
@@ -58,7 +60,8 @@ impl SystemOneRequest {
         {
             let state = render_state(prompt, "prompt")?;
             let (question, levels) = read_schema(schema)?;
-            let asked = vec![Asked { id: SHORT_FORM_ID.into(), levels }];
+            let asked =
+                vec![Asked { id: SHORT_FORM_ID.into(), levels, probe: optional_text(body, "x_probe")? }];
             let conversation = user_turn(state);
             return Ok(Self { model, conversation, asked, questions: vec![question], cache_salt });
         }
@@ -86,8 +89,9 @@ impl SystemOneRequest {
             if id.is_empty() {
                 return Err(place.error("a question's id must not be empty"));
             }
-            let (question, levels) = read_question(question, &place)?;
-            asked.push(Asked { id: id.clone(), levels });
+            let probe = read_probe(question, &place)?;
+            let (question, levels) = read_question(question, &place, probe.is_some())?;
+            asked.push(Asked { id: id.clone(), levels, probe });
             read.push(question);
         }
         Ok(Self { model, conversation: user_turn(state), asked, questions: read, cache_salt })
@@ -98,7 +102,11 @@ impl SystemOneRequest {
     pub fn answers(&self, answers: &[Answer]) -> Value {
         let mut map = Map::with_capacity(answers.len());
         for ((asked, question), answer) in self.asked.iter().zip(&self.questions).zip(answers) {
-            map.insert(asked.id.clone(), show(asked, question, answer));
+            let mut shown = show(asked, question, answer);
+            if asked.probe.is_some() {
+                shown["x_rung"] = json!(answer.rung);
+            }
+            map.insert(asked.id.clone(), shown);
         }
         Value::Object(map)
     }
@@ -211,7 +219,20 @@ fn optional_prose(value: Option<&Value>, place: &Place) -> Result<Option<String>
     }
 }
 
-fn read_question(question: &Value, place: &Place) -> Result<(Question, Vec<Value>), ApiError> {
+/// The probe that a question names.
+fn read_probe(question: &Value, place: &Place) -> Result<Option<String>, ApiError> {
+    match question.get("x_probe") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(name)) => Ok(Some(name.clone())),
+        Some(other) => {
+            let message = format!("must be a string, \"policy/probe\", got {}", kind_of(other));
+            Err(place.child("x_probe").error(message))
+        }
+    }
+}
+
+/// A question that `probed` says a probe answers needs no words.
+fn read_question(question: &Value, place: &Place, probed: bool) -> Result<(Question, Vec<Value>), ApiError> {
     let Value::Object(fields) = question else {
         return Err(place.error(format!("must be an object, got {}", kind_of(question))));
     };
@@ -235,6 +256,7 @@ fn read_question(question: &Value, place: &Place) -> Result<(Question, Vec<Value
     };
     if matches!(&criteria, Criteria::Boolean { yes: None, no: None })
         && instructions.as_deref().is_none_or(|text| text.trim().is_empty())
+        && !probed
     {
         return Err(place
             .child("instructions")
@@ -378,6 +400,8 @@ fn read_schema(schema: &Value) -> Result<(Question, Vec<Value>), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use forkpoint_engine::Rung;
+
     use super::*;
 
     fn ask(question: Value) -> Result<SystemOneRequest, ApiError> {
@@ -498,7 +522,7 @@ mod tests {
     fn the_short_form_asks_one_question() {
         let schema = |schema: Value| SystemOneRequest::read(&json!({"prompt": "p", "schema": schema}));
         let request = schema(json!({"type": "choice", "options": ["a", "b"]})).unwrap();
-        assert_eq!(request.asked, [Asked { id: "answer".into(), levels: vec![] }]);
+        assert_eq!(request.asked, [Asked { id: "answer".into(), levels: vec![], probe: None }]);
         let levels = schema(json!({"type": "score", "min": 1, "max": 3})).unwrap().asked[0].levels.clone();
         assert_eq!(levels, [json!("1"), json!("2"), json!("3")]);
         schema(json!({"type": "boolean"})).unwrap();
@@ -528,6 +552,7 @@ mod tests {
             confidence: 0.5,
             mass: 0.25,
             argmax_is_label: true,
+            rung: Rung::Labels,
         };
         let shown = request.answers(&[
             answer(Verdict::Boolean(0.75), [0.75, 0.25]),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use forkpoint::policy::{CHAIN_EXHAUSTED, Limits, Plan, PolicyOptions, PolicySettings};
-use forkpoint_engine::{Message, Role, Tool};
+use forkpoint_engine::{Message, Role, Rung, Tool};
 use serde_json::json;
 
 use super::{Bench, generated, say, text, with};
@@ -57,14 +57,16 @@ async fn questions_are_answered_and_traced() {
     let notes = text(&routed);
     let lines: Vec<&str> = notes.lines().collect();
     assert!(lines[0].contains("boolean ") && lines[0].contains("; choice ") && lines[0].contains("; score "));
-    assert!(lines[1].starts_with("failure invalid") && lines[1].contains("risk"), "{}", lines[1]);
+    // Probes are switched off here: label reads answer, and do not claim to be one.
+    assert!(lines[1].starts_with("boolean ") && !lines[1].contains("probe"), "{}", lines[1]);
 
     let step = &routed.trace.steps[0];
     assert_eq!((step.plan, step.reason.as_str()), (Some("reply"), "echo"));
-    let [decision] = &step.decisions[..] else { panic!("{:?}", step.decisions) };
+    let [decision, probed] = &step.decisions[..] else { panic!("{:?}", step.decisions) };
+    assert_eq!(probed.answers[0].rung, Rung::Labels);
     assert_eq!((decision.questions.len(), decision.answers.len()), (3, 3));
     assert!((decision.answers[1].probabilities.iter().sum::<f64>() - 1.0).abs() < 1e-9);
-    assert_eq!((step.used.decisions, step.used.forks), (3, 0));
+    assert_eq!((step.used.decisions, step.used.forks), (4, 0));
     assert!(step.used.decided_tokens > 0 && step.used.cpu_us > 0 && step.used.host_us > 0, "{:?}", step.used);
     assert!(step.used.memory >= 1 << 16 && step.used.wall_us >= step.used.host_us, "{:?}", step.used);
     assert_eq!(u64::from(routed.session.usage().decided), step.used.decided_tokens);

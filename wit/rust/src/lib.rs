@@ -52,7 +52,7 @@ mod session;
 
 pub use bindings::forkpoint::policy::dispatch::{Forward, Generation, Plan, Rejection, Routing};
 pub use bindings::forkpoint::policy::engine::{
-    BooleanSides, ChoiceOption, Completion, Criteria, Failure, Question, Session, Usage,
+    BooleanSides, ChoiceOption, Completion, Criteria, Failure, Question, Rung, Session, Usage,
 };
 pub use bindings::forkpoint::policy::types::{Message, Request, Role, Sampling, Tool, ToolCall};
 pub use error::{Error, Result};

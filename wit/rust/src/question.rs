@@ -1,6 +1,6 @@
 //! Questions, and what their answers say.
 
-use crate::bindings::forkpoint::policy::engine::{self, Verdict};
+use crate::bindings::forkpoint::policy::engine::{self, Rung, Verdict};
 use crate::{BooleanSides, ChoiceOption, Criteria, Question};
 
 /// A yes-or-no question.
@@ -87,6 +87,8 @@ pub struct Answer {
     /// How far to trust that the model took this for a question at all; low means unsure, whatever
     /// `confidence` says.
     pub mass: f64,
+    /// What answered: the labels' probabilities, or a probe.
+    pub rung: Rung,
     /// Options or levels with their probabilities, in the order asked; yes and no for a boolean.
     pub probabilities: Vec<(String, f64)>,
 }
@@ -127,7 +129,7 @@ pub(crate) fn read_answer(question: &Question, answer: engine::Answer) -> Answer
         Verdict::Score(score) => (nan, score.score, score.confidence, score.probabilities),
     };
     let probabilities = question.names().into_iter().zip(values).collect();
-    Answer { yes, level, confidence, mass: answer.mass, probabilities }
+    Answer { yes, level, confidence, mass: answer.mass, rung: answer.rung, probabilities }
 }
 
 #[cfg(test)]
@@ -136,7 +138,7 @@ mod tests {
     use crate::bindings::forkpoint::policy::engine::{ChoiceAnswer, ScoreAnswer};
 
     fn answer(question: &Question, verdict: Verdict) -> Answer {
-        read_answer(question, engine::Answer { verdict, mass: 0.9 })
+        read_answer(question, engine::Answer { verdict, mass: 0.9, rung: Rung::Labels })
     }
 
     #[test]

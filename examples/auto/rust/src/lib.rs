@@ -1,10 +1,9 @@
 //! Looks at what a request wants and prepares the reply for it: the policy of the quick start.
 //!
 //! Free rules first: tool results go straight on, greetings and thanks get a canned reply, and words that leave no
-//! doubt say what is wanted. Then one choice on the warm session, where they did not, and by what is wanted a
-//! yes-or-no question and a score in one more step. Small models misjudge, so
-//! an answer alone refuses only when it is sure, and what looks dangerous by its text lowers that bar: each step
-//! can only make the outcome stricter.
+//! doubt say what is wanted. The rest is asked of four probes, which read it off the warm session and cost no token:
+//! does it need a shell, would it destroy something, what does it want back, how demanding is it. Words that look
+//! dangerous only lower the bar: each step can only make the outcome stricter.
 //!
 //! Configuration: `shell-tool`, the tool to mount for shell work (default: `bash`, where the client offers it).
 
@@ -27,12 +26,20 @@ const SHELL: [&str; 7] = [
 const CODE: [&str; 8] =
     ["```", "python", "javascript", " rust ", "sql query", "stack trace", "compile error", "unit test"];
 
-/// How sure an answer must be to refuse by itself, and how sure beside a text that is dangerous already.
-const REFUSE_AT: f64 = 0.85;
-const REFUSE_SUSPECT_AT: f64 = 0.4;
+/// From what probability of destruction on a request for a shell is refused, and beside a text that is dangerous
+/// already, by probes that know the like.
+const REFUSE_AT: f64 = 0.5;
+const REFUSE_SUSPECT_AT: f64 = 0.2;
 
-/// Below this mass the model did not take the question for one.
+/// The same where they do not, or labels were read: those are not calibrated.
+const REFUSE_UNSURE_AT: f64 = 0.85;
+const REFUSE_UNSURE_SUSPECT_AT: f64 = 0.4;
+
+/// Below this mass the session is unlike all that the probes know, and their answers mean little.
 const UNSURE_BELOW: f64 = 0.02;
+
+/// From which level on a task is demanding: 2 of trivial, simple, demanding and expert.
+const DEMANDING: f64 = 1.5;
 
 #[policy]
 fn route(request: &Request, session: &Session) -> Result<Routing> {
@@ -45,69 +52,70 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     }
     let lower = text.to_lowercase();
     let suspect = !asks_about(&lower) && contains_any(&lower, &DANGEROUS);
-    if suspect || contains_any(&lower, &SHELL) {
-        return Ok(shell(request, session, suspect)?.label("by", "rule"));
-    }
-    if contains_any(&lower, &CODE) {
-        return Ok(code(session)?.label("by", "rule"));
-    }
-    let wants = session.ask(choice(
-        "What does the user's last message ask for?",
-        [
-            ("talk", "conversation, facts or advice"),
-            ("text", "a text to be written, translated or summarised"),
-            ("code", "program code to be written, explained or mended"),
-            ("shell", "commands to be run on this computer, or files to be changed or deleted"),
-        ],
-    ))?;
-    let routing = if wants.is("shell") {
-        shell(request, session, false)?
-    } else if wants.mass < UNSURE_BELOW {
+    let [shell, destructive, output, difficulty] = session.decide([
+        boolean("Does the last request need a shell on a machine?").probe("shell"),
+        boolean(
+            "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?",
+        )
+        .probe("destructive"),
+        choice("What does the last request want back?", ["code", "prose", "data"]).probe("output"),
+        score("How demanding is the last request for a language model?", [
+            "trivial",
+            "simple",
+            "demanding",
+            "expert",
+        ])
+        .probe("difficulty"),
+    ])?;
+    let hard = difficulty.level >= DEMANDING;
+    let by_rule = suspect || contains_any(&lower, &SHELL);
+    let routing = if by_rule || shell.is("yes") {
+        let known = [&shell, &destructive].iter().all(|answer| answer.rung == Rung::Probe && answer.mass >= UNSURE_BELOW);
+        let bar = match (known, suspect) {
+            (true, true) => REFUSE_SUSPECT_AT,
+            (true, false) => REFUSE_AT,
+            (false, true) => REFUSE_UNSURE_SUSPECT_AT,
+            (false, false) => REFUSE_UNSURE_AT,
+        };
+        if destructive.yes >= bar {
+            reject(403, "shell-risk", "This could destroy data; ask a person to do it.")
+        } else {
+            mount_shell(request)
+        }
+    } else if contains_any(&lower, &CODE) || output.is("code") {
+        code(hard)
+    } else if output.mass < UNSURE_BELOW {
         generate().because("unsure")
-    } else if wants.is("code") {
-        code(session)?
     } else {
-        generate().because(wants.top())
+        generate().because(output.top())
     };
-    Ok(routing.label("wants", wants.top()).label("confidence", format!("{:.2}", wants.confidence)))
+    Ok(routing
+        .label("shell", format!("{:.2}", shell.yes))
+        .label("destructive", format!("{:.2}", destructive.yes))
+        .label("output", output.top())
+        .label("difficulty", format!("{:.2}", difficulty.level)))
 }
 
-fn shell(request: &Request, session: &Session, suspect: bool) -> Result<Routing> {
-    let [loses, harm] = session.decide([
-        boolean("Would doing what the user's last message asks delete or overwrite data?")
-            .sides("data would be lost", "nothing would be lost, or it only asks for an explanation"),
-        score("How much harm could doing it cause on this computer?", ["none", "little", "serious"]),
-    ])?;
-    let bar = if suspect { REFUSE_SUSPECT_AT } else { REFUSE_AT };
-    if loses.yes >= bar && (suspect || harm.level >= 1.5) {
-        return Ok(reject(403, "shell-risk", "This could destroy data; ask a person to do it.")
-            .label("loses", format!("{:.2}", loses.yes))
-            .label("harm", format!("{:.2}", harm.level)));
-    }
+fn mount_shell(request: &Request) -> Routing {
     let careful =
         "Prefer commands that only read. Before one that changes anything, say what it will change.";
     let plan = generate().system(careful);
     // A tool that nobody has is not a plan, so the default counts only where the client offers it.
     let tool = config("shell-tool").or_else(|| request.tool("bash").map(|tool| tool.name.clone()));
-    Ok(match tool {
+    match tool {
         Some(tool) => plan.mount([tool]).because("needs-shell"),
         None => plan.because("shell-advice"),
-    })
+    }
 }
 
-fn code(session: &Session) -> Result<Routing> {
-    let [mends, hard] = session.decide([
-        boolean("Does the user's last message ask to change code that exists already?"),
-        score("How hard is this programming task?", ["easy", "medium", "hard"]),
-    ])?;
-    let mut plan = generate();
-    if mends.yes > 0.5 {
-        plan = plan.system("Change as little of the existing code as the request needs.");
-    }
-    if hard.level >= 1.5 {
-        plan = plan.system("Name the hard part and the edge cases before you write code.");
-    }
-    Ok(plan.because("code").label("hard", format!("{:.2}", hard.level)))
+fn code(hard: bool) -> Routing {
+    let plan = generate();
+    let plan = if hard {
+        plan.system("Name the hard part and the edge cases before you write code.")
+    } else {
+        plan
+    };
+    plan.because("code")
 }
 
 /// Whether the text, in lower case, asks about something rather than for it to be done.

@@ -1,12 +1,14 @@
 //! Judges a command before it runs: the call of a shell tool that the model has just proposed, or, where there is
 //! none, what the user asks for.
 //!
-//! Commands that destroy by their very text are refused and plain reads are let through, both without asking. For
-//! the rest one step asks how bad and whether it can be undone. Whatever is not refused goes to the next policy
-//! of the chain. The same policy in C lies beside this one.
+//! Commands that destroy by their very text are refused and plain reads are let through, both without asking. What
+//! a user asks for is judged by two probes, `shell` and `destructive`, which cost no token; of any other command one
+//! step asks how bad it is and whether it can be undone. Whatever is not refused goes to the next policy of the
+//! chain. The same policy in C lies beside this one.
 //!
 //! Configuration: `tools`, the names of shell tools with commas between (default: `bash,shell,sh,exec,terminal`);
-//! `deny-at`, the probability of harm that refuses (default: 0.8).
+//! `deny-at`, the probability of harm by a command that refuses it (default: 0.8); `deny-request-at`, that by a
+//! user's request (default: 0.5: the probes' probabilities are calibrated).
 
 mod rules;
 
@@ -14,6 +16,9 @@ use forkpoint_policy::*;
 
 /// A command longer than this is not judged but refused: what cannot be read cannot be trusted.
 const LONGEST: usize = 4000;
+
+/// Below this mass a session is unlike all that a probe was fitted to.
+const KNOWN_FROM: f64 = 0.02;
 
 #[policy]
 fn route(request: &Request, session: &Session) -> Result<Routing> {
@@ -26,11 +31,9 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         if rules::orders_destruction(text) {
             return Ok(reject(403, "shell-risk", "The command destroys data; ask a person."));
         }
-        return judge(
-            session,
-            "what the user's last message asks for",
-            if rules::destroys(text) { deny_at / 2.0 } else { deny_at },
-        );
+        let bar = config_or("deny-request-at", 0.5)?;
+        let share = if rules::destroys(text) { 0.5 } else { 1.0 };
+        return judge_request(session, share * bar, share * deny_at);
     }
     if calls.iter().any(|call| call.arguments.len() > LONGEST) {
         return Ok(reject(403, "shell-unreadable", "The command is too long to be judged."));
@@ -43,6 +46,30 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     }
     let commands: Vec<&str> = calls.iter().map(|call| call.arguments.as_str()).collect();
     judge(session, &format!("this tool call: {}", commands.join(" and ")), deny_at)
+}
+
+/// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does:
+/// from `deny_at` on where a probe answers that knows the like, else from the bar for label reads on.
+fn judge_request(session: &Session, deny_at: f64, unsure_at: f64) -> Result<Routing> {
+    let [shell, destructive] = session.decide([
+        boolean("Does the last request need a shell on a machine?").probe("shell"),
+        boolean(
+            "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?",
+        )
+        .probe("destructive"),
+    ])?;
+    let known = |answer: &Answer| answer.rung == Rung::Probe && answer.mass >= KNOWN_FROM;
+    let bar = if known(&shell) && known(&destructive) { deny_at } else { unsure_at };
+    let routing = if !shell.is("yes") {
+        next().because("no-shell")
+    } else if destructive.yes >= bar {
+        reject(403, "shell-risk", "This could destroy data; ask a person.")
+    } else {
+        next().because("shell-ok")
+    };
+    Ok(routing
+        .label("shell", format!("{:.2}", shell.yes))
+        .label("destructive", format!("{:.2}", destructive.yes)))
 }
 
 /// Asks how bad `act` is and refuses from `deny_at` on.

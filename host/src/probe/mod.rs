@@ -1,0 +1,6 @@
+//! Probes of a server's policies, and the tools to fit and judge them.
+
+pub(crate) mod judge;
+pub(crate) mod shelf;
+
+pub use shelf::{ProbeState, ProbeStatus};
