@@ -39,8 +39,17 @@ pub struct Session {
     /// Opened from a plain text: there are no turns to add to.
     plain: bool,
     usage: Usage,
-    /// Means of hidden states that were read of it as it stands.
-    features: Vec<((Span, usize), Arc<[f32]>)>,
+    /// What was last read of its hidden states, as it stands: probes of a policy mostly
+    /// read the same.
+    features: Option<Box<Features>>,
+}
+
+/// The mean of a layer's hidden states over a span.
+#[derive(Debug, Clone)]
+struct Features {
+    span: Span,
+    layer: usize,
+    mean: Arc<[f32]>,
 }
 
 /// Tokens and what they continue.
@@ -59,7 +68,7 @@ impl Session {
         plain: bool,
         usage: Usage,
     ) -> Self {
-        Self { resident, conversation, text: Some(text), plain, usage, features: Vec::new() }
+        Self { resident, conversation, text: Some(text), plain, usage, features: None }
     }
 
     /// What it holds.
@@ -195,20 +204,20 @@ impl Session {
         Ok(Completion { text, tokens: ended.generated, reason: ended.reason })
     }
 
-    /// [`Session::features`] of one layer, read once until the session grows.
+    /// [`Session::features`] of one layer, read once for calls that follow one another.
     pub(crate) async fn kept_features(
         &mut self,
         span: Span,
         layer: usize,
     ) -> Result<Arc<[f32]>, EngineError> {
-        let key = (span, layer);
-        if let Some((_, features)) = self.features.iter().find(|(known, _)| *known == key) {
-            return Ok(Arc::clone(features));
+        if let Some(known) = self.features.as_ref().filter(|known| (known.span, known.layer) == (span, layer))
+        {
+            return Ok(Arc::clone(&known.mean));
         }
         let read = self.features(span, &[layer]).await?.pop().ok_or(EngineError::NoHidden)?;
-        let features: Arc<[f32]> = read.into();
-        self.features.push((key, Arc::clone(&features)));
-        Ok(features)
+        let mean: Arc<[f32]> = read.into();
+        self.features = Some(Box::new(Features { span, layer, mean: Arc::clone(&mean) }));
+        Ok(mean)
     }
 
     /// A question was answered without the engine's thread.
@@ -234,7 +243,7 @@ impl Session {
 
     fn adopt(&mut self, resident: Resident, tokens: usize, computed: usize) {
         self.resident = resident;
-        self.features.clear();
+        self.features = None;
         self.usage.tokens = tokens as u32;
         self.usage.computed += computed as u32;
     }

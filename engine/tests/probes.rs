@@ -112,7 +112,7 @@ async fn the_last_user_turn_is_its_own_words_and_no_others() {
         let session = &session;
         async move {
             // The sum over a span is that of its ends' spans apart.
-            let [long, short] = [from, from + count].map(|start| Span::Since(start));
+            let [long, short] = [from, from + count].map(Span::Since);
             let (a, b) = (session.features(long, &[1]).await, session.features(short, &[1]).await);
             (a.unwrap().remove(0), b.ok().map(|mut b| b.remove(0)))
         }

@@ -59,6 +59,8 @@ def server(tmp_path_factory, strong):
     plugins = tmp_path_factory.mktemp("plugins")
     for component in [*sorted((ROOT / "plugins").glob("*.wasm")), ROOT / "tests/fixtures/scripted.wasm"]:
         shutil.copy(rebuilt(component), plugins)
+    for probes in sorted((ROOT / "plugins").glob("*.probes")):
+        shutil.copytree(probes, plugins / probes.name)
     config = MAIN.format(strong=strong.url, dead=free_port())
     yield from serve(tmp_path_factory, "main", config=config, plugins=plugins)
 
