@@ -233,7 +233,10 @@ async fn a_probe_answers_without_a_token_and_the_same_each_time() {
     assert_eq!((answers[0].rung, session.usage().decided), (Rung::Probe, 0));
     assert!(matches!(answers[0].verdict, Verdict::Boolean(yes) if yes > 0.5), "{answers:?}");
     let after = engine.counters();
-    assert_eq!((after.steps, after.decided_tokens), (before.steps, before.decided_tokens));
+    assert_eq!(
+        (after.prefill_tokens, after.decided_tokens, after.studied_tokens),
+        (before.prefill_tokens, before.decided_tokens, before.studied_tokens)
+    );
     // Beside label reads, in any order, cold and forked, loaded from its file.
     let loaded = Arc::new(Probe::from_json(&probe.to_json()).unwrap());
     let mixed = session.decide_by(&questions, &[None, Some(loaded)]).await.unwrap();
