@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{data, engine, smollm2};
 use forkpoint_engine::probe::{Examples, Learned, Probe};
@@ -215,6 +216,38 @@ async fn requests_are_served_while_a_study_runs() {
     }
     assert!(served > 3, "{served} requests");
     learning.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_study_that_wants_all_pages_keeps_no_request_waiting() {
+    let page = tiny(&Options::default()).model().page_bytes as u64;
+    let patience = Duration::from_secs(20);
+    let engine = tiny(&Options { kv_memory: 80 * page, patience, ..Options::default() });
+    engine.keep_hidden(&[2]).await.unwrap();
+    // Each example alone takes a quarter of the arena, and eight are read at once.
+    let learning = {
+        let engine = engine.clone();
+        let lines: Vec<String> = (0..24)
+            .map(|i| format!("{{\"text\": \"{} {i}\", \"label\": {}}}", "many words ".repeat(60), i % 2 == 0))
+            .collect();
+        let examples = Examples::parse(&lines.join("\n")).unwrap();
+        tokio::spawn(async move { engine.learn(examples, |_| {}).await.map(|learned| learned.fit()) })
+    };
+    let mut slowest = Duration::ZERO;
+    for request in 0..30 {
+        let started = Instant::now();
+        // Half of the arena, and forks of it.
+        let text = format!("{request} {}", "a request ".repeat(100));
+        let mut session = engine.open(talk(&[user(&text)]), "").await.unwrap();
+        session.decide(&[yes_or_no("Is it?"), yes_or_no("Is it not?")]).await.unwrap();
+        slowest = slowest.max(started.elapsed());
+    }
+    assert!(slowest < Duration::from_secs(10), "{slowest:?}");
+    learning.await.unwrap().unwrap();
+    while engine.counters().sessions > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(engine.counters().pages_held, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
