@@ -35,7 +35,8 @@ impl Session {
         for (index, question) in questions.iter().enumerate() {
             let Some(probe) = probe(index) else { continue };
             let features = match self.kept_features(probe.span, probe.layer).await {
-                Ok(features) => features,
+                Ok(features) if features.iter().all(|number| number.is_finite()) => features,
+                Ok(_) => continue,
                 Err(EngineError::NoHidden | EngineError::Invalid(_)) => continue,
                 Err(error) => return Err(error),
             };

@@ -86,7 +86,12 @@ impl Engine {
         let rows: Vec<Conversation> = examples.examples.iter().map(|row| row.conversation.clone()).collect();
         let read = |engine: Self, conversation: Conversation| async move {
             let session = engine.study_features(conversation).await?;
-            session.features(span, &[layer]).await?.pop().ok_or(EngineError::Stopped)
+            let features = session.features(span, &[layer]).await?.pop().ok_or(EngineError::Stopped)?;
+            if features.iter().all(|number| number.is_finite()) {
+                Ok(features)
+            } else {
+                Err(EngineError::Invalid("the model's hidden states are not finite".into()))
+            }
         };
         let features = self.each(rows, read, &mut progress).await?;
         Ok(Learned { examples, features, layer, model: self.model().fingerprint })

@@ -111,6 +111,9 @@ impl Sample<'_> {
     pub(super) fn validate(&self) -> Validated {
         let folds = self.folds();
         let scaled: Vec<Fold> = (0..FOLDS).filter_map(|fold| self.fold(&folds, fold)).collect();
+        if scaled.is_empty() {
+            return self.unjudged();
+        }
         let compact: Vec<Compact<'_>> = scaled.iter().map(|fold| Compact::new(&fold.fitted)).collect();
         let mut best: Option<(f64, f64, f64, Vec<Vec<f64>>)> = None;
         for relative in STRENGTHS {
@@ -146,6 +149,14 @@ impl Sample<'_> {
         Validated { strength, temperature, nearness: Nearness::of(inside), quality }
     }
 
+    /// What there is to say of examples that are all of one family.
+    fn unjudged(&self) -> Validated {
+        let strength = STRENGTHS[2] * self.rows[0].len() as f64 / self.rows.len() as f64;
+        let even = vec![vec![1.0 / self.classes as f64; self.classes]; self.rows.len()];
+        let quality = measure(&even, self.labels, self.classes);
+        Validated { strength, temperature: 1.0, nearness: Nearness { half: 1.0, spread: 1.0 }, quality }
+    }
+
     /// Which fold each example is in: whole families, dealt so that labels spread.
     fn folds(&self) -> Vec<usize> {
         let mut families: Vec<u64> = self.families.to_vec();
@@ -156,7 +167,9 @@ impl Sample<'_> {
         for family in families {
             let places: Vec<usize> = (0..self.rows.len()).filter(|&i| self.families[i] == family).collect();
             let crowd = |fold: &Vec<usize>| places.iter().map(|&i| fold[self.labels[i]]).sum::<usize>();
-            let fold = (0..held.len()).min_by_key(|&fold| (crowd(&held[fold]), fold)).unwrap_or(0);
+            let size = |fold: &Vec<usize>| fold.iter().sum::<usize>();
+            let key = |&fold: &usize| (crowd(&held[fold]), size(&held[fold]), fold);
+            let fold = (0..held.len()).min_by_key(key).unwrap_or(0);
             for place in places {
                 folds[place] = fold;
                 held[fold][self.labels[place]] += 1;
@@ -302,6 +315,18 @@ mod tests {
     fn the_temperature_with_the_least_loss_is_found() {
         let found = lowest(|t: f64| (t.ln() - 0.7).powi(2));
         assert!((found.ln() - 0.7).abs() < 1e-3, "{found}");
+    }
+
+    #[test]
+    fn few_families_are_judged_by_each_other_and_one_by_none() {
+        let rows: Vec<Vec<f32>> = (0..4).map(|i| vec![i as f32, 1.0]).collect();
+        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        for (families, folds) in [([1, 1, 2, 2], 2), ([1, 2, 1, 2], 2), ([1, 1, 1, 1], 0)] {
+            let labels = &[0, 0, 1, 1];
+            let sample =
+                Sample { rows: &rows, labels, families: &families, outside: &[], classes: 2, ordinal: false };
+            assert_eq!(sample.validate().quality.folds, folds, "{families:?}");
+        }
     }
 
     #[test]

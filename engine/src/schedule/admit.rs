@@ -51,9 +51,15 @@ impl<B: Backend> Scheduler<B> {
         // Cached pages that it would hold can be nobody else's either.
         let pages = job.pages_to_come() + before - self.pages.available();
         let fits = pages == 0 || pages + line.promised + self.spare(job, line) <= before;
-        // Studies leave most of the arena to requests, however many there are.
-        let fits =
-            fits && (!job.is_study() || line.studied == 0 || line.studied + pages <= self.pages.total() / 4);
+        // Studies leave most of the arena to requests, however many there are, and room for
+        // their own decisions when there is nobody else.
+        let total = self.pages.total();
+        if job.is_study() && pages > total - total / 32 {
+            job.forget();
+            return Admission::Fails(self.full(Shortage { pages }));
+        }
+        let few = line.studied + pages <= total / 4 || (line.studied == 0 && self.sessions.is_empty());
+        let fits = fits && (few || !job.is_study());
         if fits && (pages == 0 || !line.held) {
             if let Some(copy) = job.reuse_beginning() {
                 self.copy(&copy);

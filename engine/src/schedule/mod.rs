@@ -219,6 +219,8 @@ pub(crate) struct Scheduler<B: Backend> {
     studied: Instant,
     /// How long that took.
     study_took: Duration,
+    /// Rows of its next step, while no requests come.
+    study_rows: usize,
     /// When a request last had one.
     requested: Instant,
 }
@@ -247,6 +249,7 @@ impl<B: Backend> Scheduler<B> {
             seeds,
             studied: Instant::now(),
             study_took: Duration::ZERO,
+            study_rows: step::STUDY,
             hidden: 0,
             requested: Instant::now(),
         }
@@ -373,10 +376,9 @@ impl<B: Backend> Scheduler<B> {
     /// An empty sequence. Pages without hidden states, from before they were kept,
     /// are not found by sessions that have them, nor a study's by a request.
     fn sequence(&self, root: Chain, purpose: Purpose) -> Sequence {
-        let kept = self.model.kept();
         let word = match purpose {
-            Purpose::Request if kept.is_empty() => None,
-            _ => Some(format!("{purpose:?} {kept:?}")),
+            Purpose::Request if self.hidden == 0 => None,
+            _ => Some(format!("{purpose:?} {}", self.hidden)),
         };
         let root = word.map_or(root, |word| branch(root, &word));
         Sequence::new(&self.pages, root, purpose, self.hidden)
@@ -389,8 +391,8 @@ impl<B: Backend> Scheduler<B> {
         }
         // Whoever began before goes on without: its pages lack what is kept from now on.
         let layers: Vec<usize> = layers.into_iter().chain(kept.iter().copied()).collect();
-        self.model.keep(layers, self.pages.total())?;
         self.hidden += 1;
+        self.model.keep(layers, self.pages.total())?;
         self.gauges.hidden_page_bytes.store(self.model.hidden_page_bytes() as u64, Relaxed);
         Ok(())
     }

@@ -24,10 +24,14 @@ const LEAST_DECISIONS: usize = 64;
 
 /// Rows of the server's own study in a step while there are requests: one that arrives
 /// meanwhile waits for few.
-const STUDY: usize = 16;
+pub(super) const STUDY: usize = 16;
 
-/// And when none has come for a while, nor may come in the next moment.
+/// And at most when none has come for a while, nor may come in the next moment; as many
+/// as a step of [`STUDY_STEP`] has room for.
 const STUDY_ALONE: usize = 128;
+
+/// How long a study's step may last then.
+const STUDY_STEP: Duration = Duration::from_millis(100);
 
 /// How long it must have been quiet for that.
 const QUIET: Duration = Duration::from_secs(3);
@@ -62,7 +66,6 @@ impl<B: Backend> Scheduler<B> {
         let mut parts = Vec::new();
         if self.jobs.iter().all(Job::is_study) || self.studied.elapsed() >= STUDY_SHARE * self.study_took {
             parts = self.study();
-            self.reserve(&mut parts);
         }
         if parts.is_empty() {
             parts = self.select();
@@ -71,7 +74,6 @@ impl<B: Backend> Scheduler<B> {
         // Requests that wait for pages may wait for a study's.
         if parts.is_empty() {
             parts = self.study();
-            self.reserve(&mut parts);
         }
         if parts.is_empty() {
             return self.jobs.len() < before;
@@ -116,13 +118,16 @@ impl<B: Backend> Scheduler<B> {
         line.promised = promised(&parts, &waiting);
         line.studied = waiting.iter().filter(|job| job.admitted && job.is_study()).map(Job::pages).sum();
         let alone = self.requested.elapsed() >= QUIET;
-        let mut rows = if alone { STUDY_ALONE.min(self.limits.chunk) } else { STUDY };
+        let mut rows = if alone { self.study_rows } else { STUDY };
         // Shallow rows make shallow steps.
         let mut rest = self.take(waiting, &mut parts, |job| job.is_shallow(), &mut rows, &mut line);
         if parts.is_empty() {
             rest = self.take(rest, &mut parts, Job::is_study, &mut rows, &mut line);
         }
         self.jobs = rest;
+        if !parts.is_empty() {
+            self.reserve(&mut parts);
+        }
         parts
     }
 
@@ -207,7 +212,7 @@ impl<B: Backend> Scheduler<B> {
                     part.job.has_room();
                     kept.push(part);
                 }
-                Err(shortage) if part.job.short_for() >= self.limits.patience && !part.job.is_study() => {
+                Err(shortage) if part.job.short_for() >= self.limits.patience => {
                     part.job.fail(self.full(shortage));
                 }
                 Err(shortage) => short.push((part.job, shortage)),
@@ -252,6 +257,12 @@ impl<B: Backend> Scheduler<B> {
         });
         if parts[0].job.is_study() {
             (self.studied, self.study_took) = (Instant::now(), start.elapsed());
+            self.study_rows = match plan.tokens.len() {
+                rows if self.study_took > STUDY_STEP => (rows / 2).max(STUDY),
+                rows if rows >= self.study_rows && self.study_took < STUDY_STEP / 2 => 2 * rows,
+                _ => self.study_rows,
+            }
+            .min(STUDY_ALONE.min(self.limits.chunk));
         }
         if parts.iter().any(|part| !part.job.is_decode()) && !shallow {
             self.pace.learn(plan.tokens.len(), start.elapsed());

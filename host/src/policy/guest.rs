@@ -299,11 +299,8 @@ impl State {
                 entry.as_ref().map_or_else(|| question.clone(), |entry| entry.worded(question))
             })
             .collect();
-        let read = questions.iter().zip(&probes).filter(|(_, probe)| probe.is_none());
-        let bytes = read.map(|(question, _)| convert::question_bytes(question)).sum::<usize>();
-        if probes.iter().any(Option::is_none) {
-            self.check_tokens(bytes)?;
-        }
+        // Also those that a probe is to answer: where the session cannot be read, labels are.
+        self.check_tokens(questions.iter().map(convert::question_bytes).sum())?;
         self.used.decisions += more;
         let place = self.table.get_mut(on)?;
         let before = place.usage().decided;
