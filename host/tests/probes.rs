@@ -145,18 +145,34 @@ async fn examples_that_change_are_fitted_again_and_broken_ones_leave_what_there_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn contradictions_are_warned_of_and_a_hostile_artifact_is_left_out() {
+async fn contradictions_are_warned_of_and_an_artifact_of_other_examples_is_left_out() {
     let text = examples(&seed(), ["yes", "no"]);
     let first = text.lines().next().unwrap().replace("\"yes\"", "\"no\"");
     let text = format!("{text}{first}\n");
+    // A good artifact, but of examples of the opposite meaning; and a bad one.
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.jsonl");
+    std::fs::write(&other, examples("other", ["no", "yes"])).unwrap();
+    let tiny = repository("tests/data/qwen3-tiny");
+    let fitted = probe(&["fit", other.to_str().unwrap(), "--out", "-", "--model", tiny.to_str().unwrap()]);
+    let artifact = String::from_utf8(fitted.stdout).unwrap();
+    assert!(artifact.contains("\"format\": 1"), "{artifact}");
     let server = Subject::with_policies(&[SCRIPTED], |config| {
         write(&config.plugins.dir, "drops.jsonl", &text);
-        write(&config.plugins.dir, "drops.probe.json", "{\"format\": 1, \"mean\": \"AAAA\"}");
+        write(&config.plugins.dir, "drops.probe.json", &artifact);
+        write(&config.plugins.dir, "also.jsonl", &text);
+        write(&config.plugins.dir, "also.probe.json", "{\"format\": 1, \"mean\": \"AAAA\"}");
     })
     .await;
     let status = until(&server, "drops", |status| status["state"] == "ready").await;
     let warnings = status["warnings"].to_string();
     assert!(warnings.contains("stand under two labels; the first are examples 1 and 25"), "{warnings}");
+    let judged = |status: &Value| -> u64 {
+        let rows = status["quality"]["confusion"].as_array().unwrap();
+        rows.iter().flat_map(|row| row.as_array().unwrap()).map(|count| count.as_u64().unwrap()).sum()
+    };
+    assert_eq!(judged(&status), 25, "fitted to what is there, not to the artifact's 24");
+    assert_eq!(judged(&until(&server, "also", |status| status["state"] == "ready").await), 25);
     server.stop().await;
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn answer(criteria: &Criteria, reading: Reading) -> Answer {
 }
 
 /// The likeliest option; the first of equals.
-fn mode(probabilities: &[f64]) -> usize {
+pub(crate) fn mode(probabilities: &[f64]) -> usize {
     (0..probabilities.len()).fold(0, |best, i| if probabilities[i] > probabilities[best] { i } else { best })
 }
 

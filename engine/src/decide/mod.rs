@@ -6,7 +6,7 @@ mod labels;
 mod prompt;
 mod question;
 
-pub(crate) use answer::{Reading, answer, read};
+pub(crate) use answer::{Reading, answer, mode, read};
 pub(crate) use labels::{LabelSet, Labels};
 pub(crate) use prompt::question_text;
 pub use question::{Answer, ChoiceOption, Criteria, MAX_LEVELS, MAX_OPTIONS, Question, Rung, Verdict};

@@ -9,7 +9,7 @@ use super::artifact::{Probe, short};
 use super::examples::{Example, Examples};
 use super::quality::{self, LabelReads, Quality};
 use crate::chat::Conversation;
-use crate::decide::Question;
+use crate::decide::{Question, mode};
 use crate::engine::Engine;
 use crate::error::EngineError;
 
@@ -259,7 +259,7 @@ fn evaluate<'a>(read: impl Iterator<Item = (&'a Example, Vec<f64>)>, classes: us
     let mut tags: BTreeMap<String, (usize, f64)> = BTreeMap::new();
     for (example, probabilities) in read {
         let Some(label) = example.label else { continue };
-        let top = (0..classes).fold(0, |top, i| if probabilities[i] > probabilities[top] { i } else { top });
+        let top = mode(&probabilities);
         let right = top == label;
         confidences.push((probabilities[top], right));
         let names = if example.tags.is_empty() { vec![String::new()] } else { example.tags.clone() };

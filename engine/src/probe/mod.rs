@@ -4,8 +4,8 @@
 //! something else: what a text means is in the activations that its prefill computed.
 //! A probe is a linear head on the mean of one middle layer's hidden states over a
 //! span of a session, fitted from [`Examples`]. It costs no token, and its
-//! probabilities are calibrated by cross-validation. docs/probes.md has what was
-//! measured to choose the layer, the span and the mean.
+//! probabilities are calibrated by cross-validation. docs/decisions/007
+//! has what was measured to choose the layer, the span and the mean.
 
 mod artifact;
 mod ask;
@@ -19,7 +19,7 @@ mod scope;
 pub use artifact::{ArtifactError, MAX_ARTIFACT, Probe};
 pub use examples::{Example, Examples, ExamplesError, FEW, Header, Kind, MAX_BYTES, MAX_EXAMPLES};
 pub use learn::{Evaluation, Labelled, Learned, ProbeError};
-pub use quality::{LabelReads, Quality};
+pub use quality::{LabelReads, Quality, calibration_error};
 
 /// How deep a probe reads, as a share of the model's blocks: where label-free sentence
 /// meaning peaked on SmolLM2, over eight questions.

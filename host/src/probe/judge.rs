@@ -5,11 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use forkpoint_engine::Engine;
-use forkpoint_engine::probe::{Evaluation, Examples, Learned, ProbeError};
+use forkpoint_engine::probe::{Evaluation, Examples, Learned, ProbeError, calibration_error};
 use serde::Serialize;
-
-/// Bins of the pooled calibration error.
-const BINS: usize = 10;
 
 /// What is tried.
 #[derive(Debug, Clone)]
@@ -115,7 +112,7 @@ fn measure(
         accuracy: mean(&|evaluation| evaluation.quality.accuracy),
         majority: mean(&|evaluation| evaluation.quality.majority),
         label_reads,
-        ece: ece(&confidences),
+        ece: calibration_error(&confidences),
         brier: mean(&|evaluation| evaluation.quality.brier),
         scope: (!scopes.is_empty()).then(|| scopes.iter().sum::<f64>() / scopes.len() as f64),
         tags: tags.into_iter().map(|(tag, (count, right))| (tag, right / count)).collect(),
@@ -140,16 +137,6 @@ fn evaluations(halves: &[Learned; 2], per_label: usize, repeats: u64) -> Vec<Eva
     })
 }
 
-/// Expected calibration error, as `forkpoint_engine::probe::Quality` defines it.
-fn ece(confidences: &[(f64, bool)]) -> f64 {
-    let mut bins = [0.0; BINS];
-    for &(confidence, right) in confidences {
-        let bin = ((confidence * BINS as f64) as usize).min(BINS - 1);
-        bins[bin] += confidence - f64::from(u8::from(right));
-    }
-    bins.iter().map(|gap: &f64| gap.abs()).sum::<f64>() / confidences.len().max(1) as f64
-}
-
 impl Table {
     pub(crate) fn new(engine: &Engine, trial: &Trial, questions: Vec<Judged>) -> Self {
         let mean = |of: &dyn Fn(&Judged) -> Option<f64>| {
@@ -166,7 +153,7 @@ impl Table {
             majority: mean(&|question| Some(question.majority)).unwrap_or(0.0),
             label_reads: mean(&|question| question.label_reads),
             ece: mean(&|question| Some(question.ece)).unwrap_or(0.0),
-            ece_pooled: ece(&pooled),
+            ece_pooled: calibration_error(&pooled),
             scope: mean(&|question| question.scope),
             questions,
         }
@@ -235,18 +222,5 @@ impl Table {
             }
         }
         out
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calibration_is_pooled_over_bins() {
-        assert!((ece(&[(0.9, true), (0.9, false)]) - 0.4).abs() < 1e-12);
-        assert_eq!(ece(&[]), 0.0);
-        // In one bin, one too sure and one not sure enough make a calibrated pair.
-        assert!(ece(&[(0.55, true), (0.55, false), (0.5, true), (0.5, false)]) < 0.03);
     }
 }
