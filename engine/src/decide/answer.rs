@@ -1,6 +1,7 @@
 //! From logits to probabilities, and from probabilities to an answer.
 
 use super::question::{Answer, Criteria, Rung, Verdict};
+use crate::error::EngineError;
 
 /// What the logits at a reply's start say of some labels.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +56,39 @@ pub(crate) fn answer(criteria: &Criteria, reading: Reading) -> Answer {
         }
     };
     Answer { verdict, probabilities, confidence, mass, argmax_is_label, rung: Rung::Labels }
+}
+
+impl Answer {
+    /// The answer that these probabilities give, with no model at all: of each option, of yes then no, or of each
+    /// level.
+    ///
+    /// # Errors
+    /// When there are not as many as may be answered, or they are not probabilities that sum to 1.
+    pub fn of(
+        criteria: &Criteria,
+        probabilities: Vec<f64>,
+        mass: f64,
+        rung: Rung,
+    ) -> Result<Self, EngineError> {
+        let wanted = match criteria {
+            Criteria::Choice(options) => options.len(),
+            Criteria::Boolean { .. } => 2,
+            Criteria::Score(levels) => levels.len(),
+        };
+        let sum: f64 = probabilities.iter().sum();
+        let proper = |p: &f64| (0.0..=1.0).contains(p);
+        if probabilities.len() != wanted || wanted == 0 {
+            let message = format!("{wanted} probabilities are expected, got {}", probabilities.len());
+            return Err(EngineError::Invalid(message));
+        }
+        if !probabilities.iter().all(proper) || (sum - 1.0).abs() > 1e-6 || !proper(&mass) {
+            let message =
+                format!("probabilities are from 0 to 1 and sum to 1, got {probabilities:?}, mass {mass}");
+            return Err(EngineError::Invalid(message));
+        }
+        let reading = Reading { probabilities, mass, argmax_is_label: true };
+        Ok(Self { rung, ..answer(criteria, reading) })
+    }
 }
 
 /// The likeliest option; the first of equals.
@@ -128,6 +162,26 @@ mod tests {
         close(score(&[0.5, 0.0, 0.5]), 0.0);
         // For two levels both formulas agree.
         close(score(&[0.2, 0.8]), 0.6);
+    }
+
+    #[test]
+    fn an_answer_is_made_of_probabilities_or_refused() {
+        let even = |n: usize| vec![1.0 / n as f64; n];
+        let made = Answer::of(&choice(3), vec![0.2, 0.7, 0.1], 0.9, Rung::Probe).unwrap();
+        assert_eq!((made.verdict, made.mass, made.rung), (Verdict::Choice(1), 0.9, Rung::Probe));
+        for (criteria, probabilities, mass) in [
+            (choice(0), vec![], 1.0),
+            (choice(3), even(2), 1.0),
+            (choice(2), vec![0.7, 0.7], 1.0),
+            (choice(2), vec![-0.5, 1.5], 1.0),
+            (choice(2), vec![f64::NAN, 1.0], 1.0),
+            (choice(2), even(2), 1.5),
+        ] {
+            assert!(
+                Answer::of(&criteria, probabilities.clone(), mass, Rung::Labels).is_err(),
+                "{probabilities:?}"
+            );
+        }
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub struct ChoiceOption {
 }
 
 /// The answer to a question.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// What was answered.
     pub verdict: Verdict,
@@ -62,7 +62,7 @@ pub struct Answer {
 }
 
 /// What an answer was read from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rung {
     /// The probabilities of labels where a reply would start.
@@ -73,7 +73,7 @@ pub enum Rung {
 }
 
 /// What was answered.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// The likeliest option, by its place; the first of equals.
