@@ -17,6 +17,14 @@ pub(crate) fn date(time: SystemTime) -> String {
     format!("{:04}-{month:02}-{day:02}", era * 400 + year_of_era + wrapped)
 }
 
+/// A time in UTC to the millisecond, `YYYY-MM-DDThh:mm:ss.sssZ` (RFC 3339).
+pub(crate) fn timestamp(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let (seconds, ms) = (since.as_secs() % 86_400, since.subsec_millis());
+    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
+    format!("{}T{hours:02}:{minutes:02}:{:02}.{ms:03}Z", date(time), seconds % 60)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,5 +42,12 @@ mod tests {
         ] {
             assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), day);
         }
+    }
+
+    #[test]
+    fn times_are_those_of_the_clock() {
+        let time = |ms| timestamp(UNIX_EPOCH + Duration::from_millis(ms));
+        assert_eq!(time(951_782_399_007), "2000-02-28T23:59:59.007Z");
+        assert_eq!(time(0), "1970-01-01T00:00:00.000Z");
     }
 }

@@ -241,7 +241,7 @@ impl Store {
     /// In `$FORKPOINT_CACHE`, else `$XDG_CACHE_HOME/forkpoint`, else `~/.cache/forkpoint`; there in `models/`.
     #[must_use]
     pub fn from_env() -> Self {
-        Self { folder: cache_folder().join("models"), python: PathBuf::from("python3") }
+        Self { folder: crate::folders::cache_folder().join("models"), python: PathBuf::from("python3") }
     }
 
     /// The model's file, fetched unless it is there and whole.
@@ -413,16 +413,6 @@ fn write_stamp(model: &BuiltIn, path: &Path) -> Result<(), ModelError> {
     let text = serde_json::to_string(&stamp).map_err(|error| io_error("cannot write", path)(error.into()))?;
     let place = stamp_path(path);
     fs::write(&place, text).map_err(io_error("cannot write", &place))
-}
-
-/// `$FORKPOINT_CACHE`, else `$XDG_CACHE_HOME/forkpoint`, else `~/.cache/forkpoint`.
-#[must_use]
-pub fn cache_folder() -> PathBuf {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("FORKPOINT_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("forkpoint")))
-        .or_else(|| set("HOME").map(|home| home.join(".cache").join("forkpoint")))
-        .unwrap_or_else(|| std::env::temp_dir().join("forkpoint"))
 }
 
 #[cfg(all(test, unix))]

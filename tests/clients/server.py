@@ -29,6 +29,7 @@ class Server:
         plugins: Path | None = None,
         model: str | None = None,
         env=None,
+        before=None,
     ):
         self.folder = folder
         self.port = free_port()
@@ -45,10 +46,12 @@ class Server:
         self.process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**ours, **(env or {})},
+            # State that outlives the server is for the tests that are about it.
+            env={**ours, "FORKPOINT_STATE": "memory", **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
+            preexec_fn=before,
         )
         self._wait_until_healthy()
 

@@ -2,7 +2,7 @@
 
 use forkpoint_engine::{Message, Role};
 use wasmtime::component::types::ComponentItem;
-use wasmtime::component::{Component, Linker, LinkerInstance, Resource, ResourceType};
+use wasmtime::component::{Component, HasSelf, Linker, LinkerInstance, Resource, ResourceType};
 use wasmtime::{Engine, Store};
 
 use super::error::BenchError;
@@ -19,21 +19,20 @@ mod bindings {
     });
 }
 
-use bindings::forkpoint::policy::engine::Session;
-use bindings::forkpoint::policy::types;
+use bindings::forkpoint::policy::{dispatch, engine, host, types};
 
 /// A component, compiled and linked as the policy host does it, and called with nothing around it: no bounds on time,
-/// memory or calls, no journal, no checks of the plan.
-pub(super) struct Bare {
+/// memory or calls, no journal, no checks of the plan. Questions are answered evenly.
+pub(crate) struct Bare {
     engine: Engine,
-    pre: bindings::PolicyPre<()>,
+    pre: bindings::PolicyPre<Even>,
     request: types::Request,
 }
 
 impl Bare {
     /// # Errors
     /// When wasmtime takes the component for none.
-    pub(super) fn new(
+    pub(crate) fn new(
         bytes: &[u8],
         concurrency: u32,
         memory: usize,
@@ -52,11 +51,14 @@ impl Bare {
         let engine = Engine::new(&pooled_config(concurrency, memory))?;
         let component = Component::from_binary(&engine, bytes)?;
         let mut linker = Linker::new(&engine);
+        bindings::Policy::add_to_linker::<Even, HasSelf<Even>>(&mut linker, |state| state)?;
         for (name, import) in component.component_type().imports(&engine) {
-            if let ComponentItem::ComponentInstance(interface) = import.ty {
+            if name.starts_with("wasi:")
+                && let ComponentItem::ComponentInstance(interface) = import.ty
+            {
                 let mut instance = linker.instance(name)?;
                 for (item, export) in interface.exports(&engine) {
-                    define(&mut instance, item, &export.ty)?;
+                    deny(&mut instance, item, &export.ty)?;
                 }
             }
         }
@@ -65,8 +67,8 @@ impl Bare {
     }
 
     /// A fresh instance, one call, and the end of both. Returns the plan's reason.
-    pub(super) async fn call(&self) -> wasmtime::Result<String> {
-        let mut store = Store::new(&self.engine, ());
+    pub(crate) async fn call(&self) -> wasmtime::Result<String> {
+        let mut store = Store::new(&self.engine, Even);
         // Nothing advances the epoch; the code that looks at it is the same.
         store.set_epoch_deadline(1);
         let guest = self.pre.instantiate_async(&mut store).await?;
@@ -76,17 +78,118 @@ impl Bare {
     }
 }
 
-/// Imports that a policy which asks nothing does not call.
-fn define(instance: &mut LinkerInstance<'_, ()>, item: &str, ty: &ComponentItem) -> wasmtime::Result<()> {
+/// Functions of WASI are mentioned by many components, and called by none that is served.
+fn deny(instance: &mut LinkerInstance<'_, Even>, item: &str, ty: &ComponentItem) -> wasmtime::Result<()> {
     match ty {
         ComponentItem::ComponentFunc(_) => {
             let name = item.to_owned();
             instance.func_new(item, move |_, _, _, _| Err(wasmtime::Error::msg(format!("{name} was called"))))
         }
-        ComponentItem::Resource(_) => instance.resource(item, ResourceType::host::<Session>(), |_, _| Ok(())),
+        ComponentItem::Resource(_) => instance.resource(item, ResourceType::host::<()>(), |_, _| Ok(())),
         _ => Ok(()),
     }
 }
+
+/// The imports with as little behind them as there can be.
+pub(crate) struct Even;
+
+impl engine::Host for Even {
+    async fn decide(
+        &mut self,
+        _on: Resource<engine::Session>,
+        questions: Vec<engine::Question>,
+    ) -> wasmtime::Result<Result<Vec<engine::Answer>, engine::Failure>> {
+        let even = |count: usize| vec![1.0 / count.max(1) as f64; count];
+        let answer = |question: engine::Question| engine::Answer {
+            verdict: match question.criteria {
+                engine::Criteria::Choice(options) => engine::Verdict::Choice(engine::ChoiceAnswer {
+                    probabilities: even(options.len()),
+                    choice: options.into_iter().next().map(|option| option.name).unwrap_or_default(),
+                    confidence: 0.0,
+                }),
+                engine::Criteria::Boolean(_) => engine::Verdict::Boolean(0.5),
+                engine::Criteria::Score(levels) => engine::Verdict::Score(engine::ScoreAnswer {
+                    score: levels.len().saturating_sub(1) as f64 / 2.0,
+                    probabilities: even(levels.len()),
+                    confidence: 0.0,
+                }),
+            },
+            mass: 1.0,
+            rung: engine::Rung::Labels,
+        };
+        Ok(Ok(questions.into_iter().map(answer).collect()))
+    }
+
+    async fn generate(
+        &mut self,
+        _on: Resource<engine::Session>,
+        _sampling: types::Sampling,
+    ) -> wasmtime::Result<Result<engine::Completion, engine::Failure>> {
+        let (text, finish_reason) = ("A draft.".to_owned(), "stop".to_owned());
+        Ok(Ok(engine::Completion { text, tokens: 3, finish_reason }))
+    }
+}
+
+impl engine::HostSession for Even {
+    async fn fork(
+        &mut self,
+        _this: Resource<engine::Session>,
+    ) -> wasmtime::Result<Result<Resource<engine::Session>, engine::Failure>> {
+        Ok(Ok(Resource::new_own(0)))
+    }
+
+    async fn append(
+        &mut self,
+        _this: Resource<engine::Session>,
+        messages: Vec<types::Message>,
+    ) -> wasmtime::Result<Result<u32, engine::Failure>> {
+        Ok(Ok(u32::try_from(messages.len()).unwrap_or(u32::MAX)))
+    }
+
+    async fn usage(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<engine::Usage> {
+        Ok(engine::Usage { tokens: 1, reused: 0, computed: 1 })
+    }
+
+    async fn drop(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<()> {
+        Ok(())
+    }
+}
+
+impl host::Host for Even {
+    async fn log(&mut self, _level: host::Level, _message: String) -> wasmtime::Result<()> {
+        Ok(())
+    }
+
+    async fn config(&mut self, _key: String) -> wasmtime::Result<Option<String>> {
+        Ok(None)
+    }
+
+    async fn get(&mut self, _key: String) -> wasmtime::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    async fn set(
+        &mut self,
+        _key: String,
+        _value: Vec<u8>,
+        _ttl: Option<u32>,
+    ) -> wasmtime::Result<Result<(), String>> {
+        Ok(Ok(()))
+    }
+
+    async fn add(
+        &mut self,
+        _key: String,
+        delta: i64,
+        _ttl: Option<u32>,
+    ) -> wasmtime::Result<Result<i64, String>> {
+        Ok(Ok(delta))
+    }
+}
+
+impl types::Host for Even {}
+
+impl dispatch::Host for Even {}
 
 fn as_guest_sees_it(request: &RouteRequest) -> types::Request {
     let role = |role| match role {

@@ -39,9 +39,11 @@ use crate::config::{Bytes, Config};
 use crate::models::{Source, Store};
 use crate::serve::{Server, bind};
 
+pub(crate) use self::bare::Bare;
 pub use self::error::BenchError;
 use self::side::Side;
 pub use self::side::{Against, PeerKind};
+pub(crate) use self::stats::quantile;
 
 /// Tokens of a page of keys and values.
 const PAGE: usize = 16;

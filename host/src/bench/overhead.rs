@@ -12,7 +12,7 @@ use super::error::BenchError;
 use super::paired::{Case, Measured, Metric, Row};
 use super::stats::quantile;
 use crate::config::Config;
-use crate::policy::{Plan, RouteRequest};
+use crate::policy::{Limits, Plan, RouteRequest};
 use crate::serve::App;
 
 /// The policy that is called, and what it answers by a rule of its own.
@@ -43,7 +43,7 @@ pub(super) async fn measure(
         ..RouteRequest::default()
     };
     let path = config.plugins.dir.join(format!("{POLICY}.wasm"));
-    let memory = config.plugins.defaults.limits.memory_mb as usize * (1 << 20);
+    let memory = Limits::DEFAULT.with(&config.plugins.defaults.limits).memory_mb as usize * (1 << 20);
     let bare = Bare::new(&read(&path)?, config.plugins.concurrency, memory, &request)?;
     let chain = [POLICY.to_owned()];
     let mut session = Some(app.engine.open(Conversation { messages, tools: Vec::new() }, "").await?);

@@ -33,7 +33,7 @@ impl Summary {
 }
 
 /// The quantile `q` of sorted numbers, between two of them in proportion (Hyndman and Fan 1996, type 7).
-pub(super) fn quantile(sorted: &[f64], q: f64) -> f64 {
+pub(crate) fn quantile(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let at = q * last as f64;
     let (below, part) = (at.floor() as usize, at.fract());

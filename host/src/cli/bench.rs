@@ -8,6 +8,7 @@ use clap::Args;
 use super::serve::ModelArgs;
 use super::{LogFormat, on_runtime, start_log};
 use crate::bench::{self, Against, Measure, Plan};
+use crate::config::{Config, StateConfig};
 
 #[derive(Debug, Args)]
 pub(super) struct BenchArgs {
@@ -75,7 +76,11 @@ impl BenchArgs {
         start_log(LogFormat::Human, "warn")?;
         let kv_memory_given = self.model.kv_memory.is_some();
         let plan = Plan {
-            config: self.model.into_config()?,
+            // It leaves nothing behind, and a server of these plugins may run beside it.
+            config: Config {
+                state: StateConfig { dir: Some(StateConfig::MEMORY.into()) },
+                ..self.model.into_config()?
+            },
             kv_memory_given,
             only: self.only,
             against: self.against,

@@ -2,21 +2,20 @@
 
 mod bench;
 mod files;
+mod policy;
 mod probe;
 mod serve;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 use self::bench::BenchArgs;
-use self::files::{read_file, write_file};
+use self::policy::PolicyCommand;
 use self::probe::ProbeCommand;
 use self::serve::ServeArgs;
-use crate::guest_tools;
 use crate::models::{BUILT_IN, Source, Store};
 
 /// An LLM inference server that runs its users' routing policies, as WebAssembly, where the KV cache is warm.
@@ -27,7 +26,8 @@ Examples:
   forkpoint serve --model ./model.gguf       serve a file of your own
   forkpoint pull smollm2-135m                fetch a model, for a machine that will be offline
   forkpoint bench                            measure how fast this machine serves it
-  forkpoint policy componentize in.wasm out.wasm
+  forkpoint policy new --lang rust my-gate   start a policy
+  forkpoint policy test my-gate              run its test cases, with no model
   forkpoint probe fit needs-shell.jsonl      fit a probe from labelled examples")]
 pub struct Cli {
     #[command(subcommand)]
@@ -63,7 +63,7 @@ Peers must run already, and serve the same weights. docs/bench.md says what each
         /// A built-in name, or hf:owner/repo/file.gguf.
         name: String,
     },
-    /// Tools for authors of policies.
+    /// Start, build, check, test, replay, explain and measure policies.
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// Fit probes from labelled examples, and judge them.
@@ -79,44 +79,6 @@ enum LogFormat {
     Json,
 }
 
-#[derive(Debug, Subcommand)]
-enum PolicyCommand {
-    /// Make a component of a core module, such as clang and TinyGo build.
-    #[command(after_help = "\
-Examples:
-  forkpoint policy componentize gate.core.wasm plugins/gate.wasm
-  forkpoint policy componentize gate.core.wasm plugins/gate.wasm --adapt    built for wasm32-wasip1
-  forkpoint policy componentize - - < in.wasm > out.wasm")]
-    Componentize {
-        /// The core module; - reads standard input.
-        input: PathBuf,
-        /// Where the component goes; - writes standard output.
-        output: PathBuf,
-        /// Link the adapter from WASI preview 1.
-        #[arg(long)]
-        adapt: bool,
-        /// The contract, for a module that does not carry it [default: the one built in].
-        #[arg(long, value_name = "DIR")]
-        wit: Option<PathBuf>,
-    },
-    /// Write bindings of the contract for a language.
-    #[command(subcommand)]
-    Bindgen(BindgenCommand),
-}
-
-#[derive(Debug, Subcommand)]
-enum BindgenCommand {
-    /// For C: policy.h, policy.c and an object to link.
-    #[command(after_help = "Example:\n  forkpoint policy bindgen c --wit wit build/bindings")]
-    C {
-        /// The contract.
-        #[arg(long, value_name = "DIR")]
-        wit: PathBuf,
-        /// The folder to write into.
-        out_dir: PathBuf,
-    },
-}
-
 impl Cli {
     /// Does what was asked.
     ///
@@ -128,19 +90,7 @@ impl Cli {
             Command::Bench(args) => args.run(),
             Command::Pull { name } => pull(&name),
             Command::Probe(command) => command.run(),
-            Command::Policy(PolicyCommand::Componentize { input, output, adapt, wit }) => {
-                let core = read_file(&input)?;
-                let component = guest_tools::componentize(&core, adapt, wit.as_deref())
-                    .with_context(|| format!("cannot make a component of {}", input.display()))?;
-                write_file(&output, &component)
-            }
-            Command::Policy(PolicyCommand::Bindgen(BindgenCommand::C { wit, out_dir })) => {
-                let written = guest_tools::bindgen_c(&wit, &out_dir)?;
-                for path in written {
-                    eprintln!("wrote {}", path.display());
-                }
-                Ok(())
-            }
+            Command::Policy(command) => command.run(),
         }
     }
 }

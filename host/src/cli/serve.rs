@@ -48,6 +48,10 @@ pub(super) struct ModelArgs {
 pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
+    /// The folder for what outlives the server: policies' stores and versions, and the journal; "memory" keeps
+    /// nothing [default: a folder for these plugins in ~/.local/state/forkpoint].
+    #[arg(long, env = "FORKPOINT_STATE", value_name = "DIR")]
+    state: Option<PathBuf>,
     /// Where to listen [default: 127.0.0.1:8000].
     #[arg(long, env = "FORKPOINT_ADDR", value_name = "HOST:PORT")]
     addr: Option<SocketAddr>,
@@ -72,6 +76,7 @@ impl ServeArgs {
     /// The configuration file with these flags over it.
     pub(super) fn into_config(self) -> Result<Config> {
         let mut config = self.model.into_config()?;
+        config.state.dir = self.state.or(config.state.dir);
         let addr = self.addr.unwrap_or(config.server.addr);
         config.server.addr =
             SocketAddr::new(self.host.unwrap_or(addr.ip()), self.port.unwrap_or(addr.port()));

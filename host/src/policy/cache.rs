@@ -10,6 +10,8 @@ use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
+use crate::models::hex;
+
 /// Most bytes kept; the oldest entries go first.
 const MAX_BYTES: u64 = 1 << 30;
 
@@ -124,15 +126,6 @@ fn private(dir: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 fn private(_: &Path) -> io::Result<()> {
     Ok(())
-}
-
-/// Bytes as lower-case hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

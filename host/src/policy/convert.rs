@@ -4,8 +4,9 @@
 use forkpoint_engine as fp;
 use serde_json::{Value, json};
 
-use super::bindings::{dispatch, engine, types};
+use super::bindings::{engine, types};
 use super::plan::SamplingOverrides;
+use super::trace::{Failure, FailureKind};
 
 /// A turn for the guest. Tool calls that are not in OpenAI's shape are left out.
 pub(super) fn message_out(message: &fp::Message) -> types::Message {
@@ -170,15 +171,16 @@ pub(super) fn failure_out(error: &fp::EngineError) -> engine::Failure {
     }
 }
 
-/// The word of a plan for journals.
-pub(super) fn plan_kind(plan: &dispatch::Plan) -> &'static str {
-    match plan {
-        dispatch::Plan::Generate(_) => "generate",
-        dispatch::Plan::Forward(_) => "forward",
-        dispatch::Plan::Reply(_) => "reply",
-        dispatch::Plan::Reject(_) => "reject",
-        dispatch::Plan::Next => "next",
-    }
+/// What the guest was told, as it is written down.
+pub(super) fn failure_in(failure: &engine::Failure) -> Failure {
+    let (kind, message) = match failure {
+        engine::Failure::Invalid(message) => (FailureKind::Invalid, message),
+        engine::Failure::Full(message) => (FailureKind::Full, message),
+        engine::Failure::Budget(message) => (FailureKind::Budget, message),
+        engine::Failure::Denied(message) => (FailureKind::Denied, message),
+        engine::Failure::Unavailable(message) => (FailureKind::Unavailable, message),
+    };
+    Failure { kind, message: message.clone() }
 }
 
 #[cfg(test)]

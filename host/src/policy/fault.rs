@@ -1,9 +1,9 @@
 //! How a call of a policy can fail: a closed set, because each kind is a metrics label and a reason code.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The kind of a fault. A plan that a fault led to has the reason `policy-` and this word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
     /// The guest's own code ran longer than `cpu_ms`.
@@ -18,7 +18,7 @@ pub enum FaultKind {
     Stack,
     /// The guest trapped, or what it returned cannot be read.
     Trap,
-    /// The guest called a WASI function; policies have none.
+    /// The guest made use of what it is not granted: WASI, which no policy is, or a capability.
     Denied,
     /// The policy returned an error.
     Error,
@@ -82,7 +82,7 @@ impl std::fmt::Display for FaultKind {
 }
 
 /// Why a call of a policy gave no plan.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{kind}: {message}")]
 pub struct Fault {
     /// What happened.

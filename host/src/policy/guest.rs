@@ -7,14 +7,16 @@ use forkpoint_engine::{Answer, Completion, EngineError, Message, Probe, Question
 use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
 
 use super::bindings::engine;
-use super::canary::CanarySession;
+use super::capabilities::Capabilities;
 use super::clock::Clock;
 use super::convert;
 use super::fault::FaultKind;
+use super::limits::Limits;
+use super::offline::OfflineSession;
 use super::plan::RouteRequest;
-use super::settings::{Limits, PolicySettings};
+use super::settings::PolicySettings;
 use super::store::KeyValue;
-use super::trace::{Decision, Used};
+use super::trace::{Decision, Failure, FailureKind, Used};
 use crate::probe::shelf::{self, Entry, Probes};
 
 /// No tokenizer makes fewer tokens of a prompt's text than one for so many bytes, runs of blanks apart: a
@@ -26,8 +28,8 @@ const BYTES_PER_TOKEN: usize = 8;
 pub enum Place {
     /// A session of the engine.
     Engine(Session),
-    /// The canary call's.
-    Canary(CanarySession),
+    /// One without an engine.
+    Offline(OfflineSession),
 }
 
 impl Place {
@@ -35,46 +37,51 @@ impl Place {
     pub(super) fn into_session(self) -> Option<Session> {
         match self {
             Self::Engine(session) => Some(session),
-            Self::Canary(_) => None,
+            Self::Offline(_) => None,
         }
     }
 
     pub(super) fn usage(&self) -> Usage {
         match self {
             Self::Engine(session) => session.usage(),
-            Self::Canary(session) => session.usage(),
+            Self::Offline(session) => session.usage(),
         }
     }
 
     pub(super) async fn fork(&self) -> Result<Self, EngineError> {
         Ok(match self {
             Self::Engine(session) => Self::Engine(session.fork().await?),
-            Self::Canary(session) => Self::Canary(session.fork()),
+            Self::Offline(session) => Self::Offline(session.fork()),
         })
     }
 
     pub(super) async fn append(&mut self, messages: &[Message]) -> Result<u32, EngineError> {
         match self {
             Self::Engine(session) => session.append(messages).await,
-            Self::Canary(session) => Ok(session.append(messages)),
+            Self::Offline(session) => Ok(session.append(messages)),
         }
     }
 
+    /// `names` are the probes as the questions name them, `probes` those that are fitted.
     async fn decide(
         &mut self,
         questions: &[Question],
+        names: &[Option<String>],
         probes: &[Option<Arc<Probe>>],
-    ) -> Result<Vec<Answer>, EngineError> {
+    ) -> Result<Vec<Answer>, Refusal> {
         match self {
-            Self::Engine(session) => session.decide_by(questions, probes).await,
-            Self::Canary(session) => session.decide(questions),
+            Self::Engine(session) => Ok(session.decide_by(questions, probes).await?),
+            Self::Offline(session) => {
+                let questions: Vec<_> = questions.iter().cloned().zip(names.iter().cloned()).collect();
+                Ok(session.decide(&questions)?)
+            }
         }
     }
 
-    pub(super) async fn draft(&mut self, sampling: Sampling) -> Result<Completion, EngineError> {
+    pub(super) async fn draft(&mut self, sampling: Sampling) -> Result<Completion, Refusal> {
         match self {
-            Self::Engine(session) => session.draft(sampling).await,
-            Self::Canary(session) => Ok(session.draft()),
+            Self::Engine(session) => Ok(session.draft(sampling).await?),
+            Self::Offline(session) => Ok(session.draft(sampling.max_tokens)?),
         }
     }
 }
@@ -90,6 +97,8 @@ pub(super) enum Halt {
     Calls(u64),
     #[error("{0} is not granted: policies have no WASI")]
     Denied(String),
+    #[error("{0} is a capability that the manifest does not ask for or the operator does not grant")]
+    Ungranted(&'static str),
 }
 
 impl Halt {
@@ -98,7 +107,7 @@ impl Halt {
             Self::Cpu(_) => FaultKind::Cpu,
             Self::Memory(..) => FaultKind::Memory,
             Self::Calls(_) => FaultKind::Calls,
-            Self::Denied(_) => FaultKind::Denied,
+            Self::Denied(_) | Self::Ungranted(_) => FaultKind::Denied,
         }
     }
 }
@@ -116,6 +125,19 @@ pub enum Refusal {
 impl From<EngineError> for Refusal {
     fn from(error: EngineError) -> Self {
         Self::Failure(convert::failure_out(&error))
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        let message = failure.message;
+        Self::Failure(match failure.kind {
+            FailureKind::Invalid => engine::Failure::Invalid(message),
+            FailureKind::Full => engine::Failure::Full(message),
+            FailureKind::Budget => engine::Failure::Budget(message),
+            FailureKind::Denied => engine::Failure::Denied(message),
+            FailureKind::Unavailable => engine::Failure::Unavailable(message),
+        })
     }
 }
 
@@ -166,7 +188,8 @@ pub(super) struct Held {
 pub(super) struct Asked {
     pub(super) id: String,
     pub(super) drafts: Sampling,
-    pub(super) canary: bool,
+    /// No engine stands behind it.
+    pub(super) offline: bool,
 }
 
 impl State {
@@ -178,10 +201,10 @@ impl State {
         request: &RouteRequest,
         place: Place,
     ) -> Self {
-        let canary = matches!(place, Place::Canary(_));
+        let offline = matches!(place, Place::Offline(_));
         let mut table = ResourceTable::new();
         let lent = table.push(place).expect("a new table has room");
-        let request = Asked { id: request.id.clone(), drafts: request.drafts.clone(), canary };
+        let request = Asked { id: request.id.clone(), drafts: request.drafts.clone(), offline };
         Self {
             table,
             clock: Arc::default(),
@@ -242,6 +265,11 @@ impl State {
         Ok(Outside { clock: self.clock.clone() })
     }
 
+    /// What the policy may do.
+    pub(super) fn may(&self) -> &Capabilities {
+        &self.settings.capabilities
+    }
+
     /// The session behind a handle, for a change: the request's own is kept as it is, and a fork of it takes its
     /// place.
     pub(super) async fn writable(&mut self, on: &Resource<Place>) -> Result<&mut Place, Refusal> {
@@ -269,7 +297,7 @@ impl State {
         &mut self,
         on: &Resource<Place>,
         questions: &[Question],
-        probes: &[Option<String>],
+        names: &[Option<String>],
     ) -> Result<Vec<Answer>, Refusal> {
         let (asked, more) = (self.used.decisions, questions.len() as u64);
         if asked + more > self.limits.decisions {
@@ -278,9 +306,9 @@ impl State {
                 self.limits.decisions
             ));
         }
-        // The canary's answers are even, whatever is asked.
-        let shipped = self.held.probes.as_ref().filter(|_| !self.request.canary);
-        let entries = probes.iter().enumerate().map(|(index, name)| match (name, shipped) {
+        // Without an engine nothing is read from examples.
+        let shipped = self.held.probes.as_ref().filter(|_| !self.request.offline);
+        let entries = names.iter().enumerate().map(|(index, name)| match (name, shipped) {
             (Some(name), Some(shipped)) => {
                 let entry = shelf::find(shipped, name).cloned();
                 entry.map(Some).map_err(|what| format!("question {index}: {what}"))
@@ -304,7 +332,7 @@ impl State {
         self.used.decisions += more;
         let place = self.table.get_mut(on)?;
         let before = place.usage().decided;
-        let answers = place.decide(&questions, &probes).await;
+        let answers = place.decide(&questions, names, &probes).await;
         let decided = u64::from(place.usage().decided.saturating_sub(before));
         self.used.decided_tokens += decided;
         let answers = answers?;

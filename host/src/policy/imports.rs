@@ -1,13 +1,13 @@
 //! The imports of the contract: what a guest may ask of the engine and of the host.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use forkpoint_engine::{Message, Sampling};
 use wasmtime::component::Resource;
 
 use super::bindings::{dispatch, engine, host, types};
 use super::convert;
-use super::guest::{Place, Refusal, State, budget, micros};
+use super::guest::{Halt, Place, Refusal, State, budget, micros};
 use super::trace::Decision;
 
 /// Most bytes of a line in the log.
@@ -15,6 +15,9 @@ const MAX_LINE: usize = 4096;
 
 /// Most calls of `decide` that the trace holds: failing ones cost no budget, and must cost no memory either.
 const MAX_DECISIONS: usize = 256;
+
+/// What `set` and `add` answer a policy that may keep nothing.
+const NO_STORE: &str = "denied: the store is not granted to this policy";
 
 impl engine::Host for State {
     fn convert_failure(&mut self, refusal: Refusal) -> wasmtime::Result<engine::Failure> {
@@ -37,15 +40,15 @@ impl engine::Host for State {
         self.waited += took;
         let (answers, failure) = match &result {
             Ok(answers) => (answers.clone(), None),
-            Err(Refusal::Failure(failure)) => (Vec::new(), Some(failure.to_string())),
-            Err(Refusal::Trap(error)) => (Vec::new(), Some(error.to_string())),
+            Err(Refusal::Failure(failure)) => (Vec::new(), Some(convert::failure_in(failure))),
+            // The call is over, and its fault says why.
+            Err(Refusal::Trap(_)) => (Vec::new(), None),
         };
         let out = answers.iter().zip(&questions).map(|(a, q)| convert::answer_out(q, a)).collect();
         if self.decisions.len() < MAX_DECISIONS {
             let (at_us, took_us) = (micros(at), micros(took));
             // What was refused costs the policy nothing, and is not kept.
-            let (questions, probes) =
-                if failure.is_none() { (questions, probes) } else { Default::default() };
+            let (questions, probes) = if result.is_ok() { (questions, probes) } else { Default::default() };
             self.decisions.push(Decision { at_us, took_us, questions, probes, answers, failure });
         }
         result.map(|_| out)
@@ -57,6 +60,10 @@ impl engine::Host for State {
         sampling: types::Sampling,
     ) -> Result<engine::Completion, Refusal> {
         let _outside = self.enter()?;
+        if !self.may().generate {
+            let message = "drafts (generate) are not granted to this policy".to_owned();
+            return Err(Refusal::Failure(engine::Failure::Denied(message)));
+        }
         let left = self.limits.generated_tokens.saturating_sub(self.used.generated_tokens);
         if left == 0 {
             return budget(format!("{} tokens (generated_tokens) are spent", self.limits.generated_tokens));
@@ -72,6 +79,7 @@ impl engine::Host for State {
         let drafted = place.draft(sampling).await;
         self.waited += start.elapsed();
         let completion = drafted?;
+        self.used.drafts += 1;
         self.used.generated_tokens += u64::from(completion.tokens);
         Ok(convert::completion_out(completion))
     }
@@ -119,6 +127,9 @@ impl engine::HostSession for State {
 impl host::Host for State {
     async fn log(&mut self, level: host::Level, message: String) -> wasmtime::Result<()> {
         let _outside = self.enter()?;
+        if !self.may().log {
+            return Ok(());
+        }
         self.used.log_lines += 1;
         let line = if self.used.log_lines > self.limits.log_lines {
             if self.used.log_lines > self.limits.log_lines + 1 {
@@ -130,7 +141,7 @@ impl host::Host for State {
         };
         let (policy, request) = (&*self.policy, self.request.id.as_str());
         match level {
-            _ if self.request.canary => tracing::debug!(target: "policy", policy, request, "{line}"),
+            _ if self.request.offline => tracing::debug!(target: "policy", policy, request, "{line}"),
             host::Level::Debug => tracing::debug!(target: "policy", policy, request, "{line}"),
             host::Level::Info => tracing::info!(target: "policy", policy, request, "{line}"),
             host::Level::Warn => tracing::warn!(target: "policy", policy, request, "{line}"),
@@ -146,7 +157,12 @@ impl host::Host for State {
 
     async fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
         let _outside = self.enter()?;
-        Ok(self.held.store.get(&key, Instant::now()))
+        if !self.may().store {
+            // There is no other way to say so: no value would be a lie.
+            return Err(Halt::Ungranted("store").into());
+        }
+        self.used.store_calls += 1;
+        Ok(self.held.store.get(&key, SystemTime::now()))
     }
 
     async fn set(
@@ -156,7 +172,11 @@ impl host::Host for State {
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<(), String>> {
         let _outside = self.enter()?;
-        Ok(self.held.store.set(&key, value, ttl_seconds.map(seconds), Instant::now()))
+        if !self.may().store {
+            return Ok(Err(NO_STORE.to_owned()));
+        }
+        self.used.store_calls += 1;
+        Ok(self.held.store.set(&key, value, ttl_seconds.map(seconds), SystemTime::now()))
     }
 
     async fn add(
@@ -166,7 +186,11 @@ impl host::Host for State {
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<i64, String>> {
         let _outside = self.enter()?;
-        Ok(self.held.store.add(&key, delta, ttl_seconds.map(seconds), Instant::now()))
+        if !self.may().store {
+            return Ok(Err(NO_STORE.to_owned()));
+        }
+        self.used.store_calls += 1;
+        Ok(self.held.store.add(&key, delta, ttl_seconds.map(seconds), SystemTime::now()))
     }
 }
 

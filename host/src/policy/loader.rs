@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
@@ -11,9 +12,12 @@ use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker, LinkerInstance, ResourceType};
 
 use super::bindings::PolicyPre;
-use super::cache::{Cache, hex};
+use super::cache::Cache;
 use super::guest::{Halt, State};
+use super::manifest::Manifest;
+use super::registry::VERSION_DIGITS;
 use crate::guest_tools::wasm_layer;
+use crate::models::hex;
 
 /// The package whose interfaces a policy imports.
 const PACKAGE: &str = "forkpoint:policy/";
@@ -41,6 +45,12 @@ pub enum LoadCode {
     WrongWorld,
     /// It imports what is not granted.
     DeniedImport,
+    /// Its manifest says what cannot be.
+    Manifest,
+    /// It is not the component that its manifest pins, or nobody who is trusted signed it.
+    Pin,
+    /// This version was rolled back.
+    Withdrawn,
     /// It could not be compiled.
     Compile,
     /// The canary call trapped or met a limit.
@@ -60,6 +70,9 @@ impl LoadCode {
             Self::CoreModule => "core-module",
             Self::WrongWorld => "wrong-world",
             Self::DeniedImport => "denied-import",
+            Self::Manifest => "manifest",
+            Self::Pin => "pin",
+            Self::Withdrawn => "withdrawn",
             Self::Compile => "compile",
             Self::Canary => "canary",
         }
@@ -82,10 +95,18 @@ impl LoadError {
     }
 }
 
-/// A component's bytes and their SHA-256 in hexadecimal digits.
+/// A component's bytes, their SHA-256 in hexadecimal digits, and what its manifest says.
 pub(super) struct Source {
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Bytes,
     pub(super) hash: String,
+    pub(super) manifest: Option<Manifest>,
+}
+
+impl Source {
+    /// The first digits of the hash.
+    pub(super) fn version(&self) -> &str {
+        &self.hash[..VERSION_DIGITS]
+    }
 }
 
 /// Reads a file whole, in one go, but not more than `most` bytes.
@@ -94,6 +115,11 @@ pub(super) fn read(path: &Path, most: u64) -> Result<Source, LoadError> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
     file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(unreadable)?;
+    source(bytes.into(), most)
+}
+
+/// Takes a component of at most `most` bytes.
+pub(super) fn source(bytes: Bytes, most: u64) -> Result<Source, LoadError> {
     if bytes.is_empty() {
         return Err(LoadError::new(LoadCode::Empty, "the file has no bytes"));
     }
@@ -102,7 +128,7 @@ pub(super) fn read(path: &Path, most: u64) -> Result<Source, LoadError> {
         return Err(LoadError::new(LoadCode::TooLarge, message));
     }
     let hash = hex(&Sha256::digest(&bytes));
-    Ok(Source { bytes, hash })
+    Ok(Source { bytes, hash, manifest: None })
 }
 
 /// A component that fits the contract, compiled and linked.
@@ -110,6 +136,8 @@ pub(super) struct Linked {
     pub(super) pre: PolicyPre<State>,
     /// The version of the contract that it was built against.
     pub(super) contract: String,
+    /// Functions that it imports.
+    pub(super) imports: Vec<String>,
 }
 
 /// Validates, compiles (or finds compiled) and links a component to the contract's imports. Takes seconds for a
@@ -134,7 +162,20 @@ pub(super) fn link(
     let contract = check_world(&engine, &component)?;
     deny_wasi(&mut linker, &component).map_err(misfit)?;
     let pre = linker.instantiate_pre(&component).and_then(PolicyPre::new).map_err(misfit)?;
-    Ok(Linked { pre, contract })
+    Ok(Linked { pre, contract, imports: imports(&engine, &component) })
+}
+
+fn imports(engine: &Engine, component: &Component) -> Vec<String> {
+    let mut functions = Vec::new();
+    for (name, import) in component.component_type().imports(engine) {
+        if let ComponentItem::ComponentInstance(interface) = import.ty {
+            let of = interface
+                .exports(engine)
+                .filter(|(_, item)| matches!(item.ty, ComponentItem::ComponentFunc(_)));
+            functions.extend(of.map(|(function, _)| format!("{name}#{function}")));
+        }
+    }
+    functions
 }
 
 /// What can be said about a file from its bytes alone.

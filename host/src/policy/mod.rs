@@ -11,50 +11,72 @@
 mod bindings;
 mod cache;
 mod canary;
+mod capabilities;
 mod clock;
 mod convert;
 mod fault;
 mod guest;
 mod imports;
+mod lifecycle;
+mod limits;
 mod loader;
+mod manifest;
+pub mod offline;
 mod plan;
+mod publish;
 mod registry;
 mod run;
 mod runtime;
 mod settings;
+mod standings;
+mod state_dir;
+mod status;
 mod store;
 mod trace;
 mod watch;
+mod workbench;
 
-use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forkpoint_engine::Session;
+use forkpoint_engine::{Role, Session};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::task::TaskTracker;
 
 use self::cache::Cache;
 use self::guest::Place;
 use self::plan::Allowed;
-use self::registry::{Published, Registry};
+use self::registry::{Published, Registry, Verdict};
 use self::run::{Called, Patience};
 use self::runtime::Runtime;
-use self::watch::{Change, PROBES, Settle, Watch};
+use self::standings::Standings;
+use self::state_dir::StateDir;
+use self::watch::{Settle, Watch};
+use crate::journal::Record;
 use crate::probe::shelf::{self, Entry, Shelf};
 
 pub(crate) use self::runtime::pooled_config;
 
+pub use self::capabilities::{Capabilities, Grant, Names};
 pub use self::fault::{Fault, FaultKind};
+pub use self::lifecycle::ChangeError;
+pub use self::limits::{Limits, SomeLimits};
 pub use self::loader::{CONTRACT_VERSIONS, LoadCode, LoadError};
+pub use self::manifest::{Canary, MANIFEST_SECTION, Manifest, ManifestError, Share};
 pub use self::plan::{GeneratePlan, Plan, RouteRequest, Routed, SamplingOverrides};
-pub use self::registry::{LastError, PolicyState, PolicyStatus};
 pub use self::runtime::StartError;
-pub use self::settings::{Fallback, Limits, PolicyOptions, PolicySettings, is_policy_name};
-pub use self::trace::{Decision, Step, Trace, Used};
+pub use self::settings::{Fallback, PolicyOptions, PolicyRules, PolicySettings, is_policy_name};
+pub use self::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
+pub use self::trace::{Continues, Decision, Failure, FailureKind, PlanRecord, Step, Trace, Used};
+pub use self::workbench::{Workbench, WorkbenchError, WorkbenchOptions};
 
 /// The reason of a plan that no policy made.
 pub const CHAIN_EXHAUSTED: &str = "chain-exhausted";
+
+/// The reason of a plan whose policy gave none.
+pub const UNSPECIFIED: &str = "unspecified";
 
 /// The longest that a canary call may take: it asks no engine.
 const CANARY_WALL: Duration = Duration::from_secs(2);
@@ -74,8 +96,12 @@ struct Shared {
     runtime: Runtime,
     registry: Registry,
     cache: Option<Cache>,
+    standings: Standings,
     /// None where there is no engine to fit probes on.
     shelf: Option<Arc<Shelf>>,
+    /// Calls of policies in shadow, and how many there may be at once.
+    shadows: TaskTracker,
+    shadow_places: Arc<Semaphore>,
     /// One permit for each component that may be compiled at once: a large one must not hold up a small one.
     compilers: Semaphore,
 }
@@ -87,17 +113,15 @@ impl Policies {
     /// # Errors
     /// When WebAssembly cannot run on this machine, or the limits ask for more than a memory can hold.
     pub async fn start(options: PolicyOptions) -> Result<Arc<Self>, StartError> {
-        let named = options.settings.iter().map(|(name, settings)| (name.as_str(), settings));
-        let mut memory = 0;
-        for (policy, settings) in named.chain([("the defaults", &options.defaults)]) {
-            let asked = settings.limits.memory_mb;
-            if asked > MOST_MEMORY_MB {
-                let policy = policy.to_owned();
-                return Err(StartError::Memory { policy, asked, most: MOST_MEMORY_MB });
-            }
-            memory = memory.max(settings.limits.memory());
+        let (whose, asked) = options.most_memory_mb();
+        if asked > MOST_MEMORY_MB {
+            let policy = whose.to_owned();
+            return Err(StartError::Memory { policy, asked, most: MOST_MEMORY_MB });
         }
-        let runtime = Runtime::new(options.concurrency, memory)?;
+        let memory = Limits { memory_mb: asked.max(Limits::DEFAULT.memory_mb), ..Limits::DEFAULT }.memory();
+        let runtime = Runtime::new(options.concurrency, memory, false)?;
+        let state = options.state.as_deref().map(StateDir::open).transpose()?;
+        let standings = Standings::new(state.map(Arc::new));
         let cache = options.cache.as_deref().and_then(|dir| match Cache::open(dir) {
             Ok(cache) => Some(cache),
             Err(error) => {
@@ -109,17 +133,30 @@ impl Policies {
         let compilers = Semaphore::new(runtime::CANARIES as usize);
         let shelf = options.engine.clone().map(|engine| Shelf::new(engine, options.probe_cache.clone()));
         let registry = Registry::default();
-        let shared = Arc::new(Shared { options, runtime, registry, cache, shelf, compilers });
+        let (shadows, shadow_places) = (TaskTracker::new(), options.concurrency.div_ceil(4) as usize);
+        let shadow_places = Arc::new(Semaphore::new(shadow_places));
+        let shared = Arc::new(Shared {
+            options,
+            runtime,
+            registry,
+            cache,
+            standings,
+            shelf,
+            shadows,
+            shadow_places,
+            compilers,
+        });
 
         let there = watch::list(&dir).map(|listing| listing.policies).unwrap_or_default();
         let mut loads = JoinSet::new();
-        for name in there.keys() {
-            loads.spawn(load(shared.clone(), name.clone()));
+        let only = shared.options.only.clone();
+        for name in there.keys().filter(|name| only.as_ref().is_none_or(|only| only == *name)) {
+            loads.spawn(publish::load(shared.clone(), name.clone()));
         }
         loads.join_all().await;
         let (sender, changes) = mpsc::unbounded_channel();
         let watch = Watch::start(dir, Settle::new(there), sender)?;
-        let follower = tokio::spawn(follow(shared.clone(), changes));
+        let follower = tokio::spawn(publish::follow(shared.clone(), changes));
         Ok(Arc::new(Self { shared, watch, follower: std::sync::Mutex::new(Some(follower)) }))
     }
 
@@ -151,27 +188,52 @@ impl Policies {
         shelf::find(&probes, probe).cloned()
     }
 
+    /// Largest component, in bytes.
+    #[must_use]
+    pub fn max_file(&self) -> u64 {
+        self.shared.options.max_file
+    }
+
     /// Whether a version of this policy is served.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.shared.registry.current(name).is_some()
     }
 
+    /// The policy whose manifest binds this model name, if one does.
+    #[must_use]
+    pub fn routed(&self, model: &str) -> Option<String> {
+        self.shared.registry.routed(model)
+    }
+
     /// Asks the policies of a chain in order, until one makes a plan or fails with another fallback than
-    /// [`Fallback::Next`]. Never fails: what goes wrong is in the trace. Dropping the future ends the guest and
-    /// whatever it waits for.
-    pub async fn route(&self, chain: &[String], request: RouteRequest, session: Session) -> Routed {
+    /// [`Fallback::Next`]; those in shadow are passed over, and asked apart once there is a plan. Never fails: what
+    /// goes wrong is in the trace. Dropping the future ends the guest and whatever it waits for.
+    pub async fn route(
+        &self,
+        chain: &[String],
+        request: impl Into<Arc<RouteRequest>>,
+        session: Session,
+    ) -> Routed {
+        let request = request.into();
+        let hash = conversation_hash(&request);
         let mut place = Place::Engine(session);
         let mut trace = Trace::default();
         let mut settled = None;
+        let mut shadows = Vec::new();
         for name in chain {
-            let called = self.shared.call(name, &request, place).await;
+            let shadow = self.shared.registry.current(name).and_then(|version| version.settings.shadow);
+            if let Some(share) = shadow {
+                shadows.extend(share.holds(hash).then_some(name));
+                continue;
+            }
+            let (called, fallback) = self.shared.call(name, &request, hash, place).await;
             place = called.place;
             let fault = called.step.fault.clone();
             trace.steps.push(called.step);
             settled = match (called.decided, fault) {
                 (Some(decided), _) => decided.plan.map(|plan| (plan, decided.labels)),
-                (None, fault) => self.shared.fallback(name, fault.as_ref()).map(|plan| (plan, Vec::new())),
+                (None, fault) => fallback_plan(name, fallback, fault.as_ref()).map(|plan| (plan, Vec::new())),
             };
             if settled.is_some() {
                 break;
@@ -186,7 +248,19 @@ impl Policies {
         };
         let (plan, labels) = settled.unwrap_or_else(|| (Plan::Generate(GeneratePlan::default()), Vec::new()));
         let session = place.into_session().expect("the session is the one that was given");
+        for name in shadows {
+            self.shared.shadow(name, &request, &session).await;
+        }
         Routed { policy, version, reason, labels, plan, session, trace }
+    }
+
+    /// The client's headers that any of the policies asked could see.
+    pub(crate) fn visible(&self, trace: &Trace, headers: &[(String, String)]) -> Vec<(String, String)> {
+        let policies = trace.steps.iter().filter_map(|step| self.shared.registry.current(&step.policy));
+        let mut visible: Vec<_> = policies.flat_map(|policy| policy.settings.visible(headers)).collect();
+        visible.sort();
+        visible.dedup();
+        visible
     }
 
     /// Ends the watcher, the compilations, the calls (each is bounded in time) and the epoch's thread, and waits
@@ -199,6 +273,8 @@ impl Policies {
         {
             tracing::error!(target: "policy", %error, "the loader of policies broke off");
         }
+        self.shared.shadows.close();
+        self.shared.shadows.wait().await;
         if let Some(shelf) = &self.shared.shelf {
             shelf.stop().await;
         }
@@ -207,115 +283,111 @@ impl Policies {
 }
 
 impl Shared {
-    async fn call(&self, name: &str, request: &RouteRequest, place: Place) -> Called {
-        let Some(policy) = self.registry.current(name) else {
+    /// Calls the version of a policy that the session of this hash gets. Says what a fault leads to.
+    async fn call(&self, name: &str, request: &RouteRequest, hash: u64, place: Place) -> (Called, Fallback) {
+        let Some((policy, trial)) = self.registry.pick(name, hash) else {
             let step = unavailable(name, self.registry.get(name));
             if let Some(entry) = self.registry.entry(name) {
                 entry.count(&step);
             }
-            return Called { place, decided: None, step };
+            let fallback = self.options.settings_of(name, None).fallback;
+            return (Called { place, decided: None, step }, fallback);
         };
-        let patience = Patience { queue: self.options.queue_wait, wall: policy.entry.settings.limits.wall() };
-        let allowed = Allowed { names: Some(&self.options), request };
-        let called = run::call(&self.runtime, &policy, &allowed, place, patience).await;
+        let called = self.run(&policy, request, place).await;
+        let failed = called.step.fault.is_some();
+        match trial.as_ref().and_then(|trial| trial.count(failed)) {
+            Some(Verdict::Promote) => self.promote(name).await,
+            Some(Verdict::RollBack) => self.withdraw(name, "its trial failed too often").await,
+            None => {}
+        }
+        (called, policy.settings.fallback)
+    }
+
+    async fn run(&self, policy: &Published, request: &RouteRequest, place: Place) -> Called {
+        let patience = Patience { queue: self.options.queue_wait, wall: policy.settings.limits.wall() };
+        let capabilities = &policy.settings.capabilities;
+        let allowed = Allowed { names: Some(&self.options), capabilities, request };
+        let called = run::call(&self.runtime, policy, &allowed, place, patience).await;
         policy.entry.count(&called.step);
         if let Some(fault) = &called.step.fault {
-            let (version, request) = (policy.version(), request.id.as_str());
+            let (name, version, request) = (&*policy.name, policy.version(), request.id.as_str());
             tracing::warn!(target: "policy", policy = name, version, request, %fault, "no plan");
         }
         called
     }
 
-    /// What a fault leads to; none asks the next policy.
-    fn fallback(&self, name: &str, fault: Option<&Fault>) -> Option<Plan> {
-        match self.options.settings_of(name).fallback {
-            Fallback::Next => None,
-            Fallback::Generate => Some(Plan::Generate(GeneratePlan::default())),
-            Fallback::Reject => {
-                let kind = fault.map_or("no plan", |fault| fault.kind.code());
-                Some(Plan::Reject {
-                    status: 503,
-                    code: "policy-failed".into(),
-                    message: format!("The policy {name} failed ({kind})."),
-                })
-            }
-        }
-    }
-
-    /// Reads, validates, compiles and tries a policy's file; serves it when all of that went well.
-    async fn load(&self, name: &str) -> Result<(), LoadError> {
-        let path = self.options.dir.join(format!("{name}.wasm"));
-        let most = self.options.max_file;
-        let settings = self.options.settings_of(name);
-        let entry = self.registry.begin(name, settings);
-        let outcome = async {
-            let source = blocking(move || loader::read(&path, most)).await?;
-            let now = self.registry.current(name);
-            let probes = match &self.shelf {
-                Some(shelf) => {
-                    let folder = self.options.dir.join(format!("{name}{PROBES}"));
-                    let before = now.as_ref().and_then(|now| now.probes.clone()).unwrap_or_default();
-                    Some(Arc::new(shelf.load(name, folder, &before).await))
-                }
-                None => None,
-            };
-            if now.is_some_and(|now| now.hash == source.hash) {
-                return Ok((None, probes));
-            }
-            let _permit = self.compilers.acquire().await;
-            let (hash, bytes) = (source.hash.clone(), source.bytes.len() as u64);
-            let (linker, cache) = (self.runtime.linker.clone(), self.cache.clone());
-            let linked = blocking(move || loader::link(linker, cache.as_ref(), &source)).await?;
-            let version = Published {
-                name: name.into(),
-                hash,
-                contract: linked.contract,
-                bytes,
-                loaded_at: registry::now(),
-                pre: linked.pre,
-                probes: probes.clone(),
-                entry: entry.clone(),
-            };
-            self.try_out(&version).await?;
-            Ok((Some(version), probes))
+    /// Asks a policy apart from the request, on a fork of its session; the plan is only written down. Where too many
+    /// such calls run, or there is no room for a fork, it is not asked.
+    async fn shadow(self: &Arc<Self>, name: &str, request: &Arc<RouteRequest>, session: &Session) {
+        let Some(policy) = self.registry.current(name) else { return };
+        let passed = |why: &str| {
+            tracing::debug!(target: "policy", policy = name, request = request.id, why, "not asked in shadow");
         };
-        match outcome.await {
-            Ok((None, probes)) => self.registry.keep(name, &entry, probes),
-            Ok((Some(version), _)) => {
-                tracing::info!(target: "policy", policy = name, version = version.version(), "serving");
-                self.registry.publish(version);
+        let Ok(permit) = self.shadow_places.clone().try_acquire_owned() else {
+            return passed("too many calls in shadow");
+        };
+        let fork = match session.fork().await {
+            Ok(fork) => fork,
+            Err(error) => return passed(&error.to_string()),
+        };
+        let (shared, request, usage) = (self.clone(), request.clone(), session.usage());
+        self.shadows.spawn(async move {
+            let headers = policy.settings.visible(&request.headers);
+            let called = shared.run(&policy, &request, Place::Engine(fork)).await;
+            if let Some(journal) = &shared.options.journal {
+                journal.write(Record::shadow(&request, called.step, usage, headers, journal.keeps_prompts()));
             }
-            Err(error) => {
-                let served = self.registry.current(name).map(|version| version.version().to_owned());
-                tracing::warn!(target: "policy", policy = name, %error, still_serving = served, "not loaded");
-                self.registry.fail(&entry, &error);
-                return Err(error);
-            }
-        }
-        Ok(())
+            drop(permit);
+        });
     }
 
-    /// The canary call. Which plan a policy makes of it does not matter, nor that it makes none; that it survives
-    /// does, and that the plan is one that some server could carry out.
-    async fn try_out(&self, version: &Published) -> Result<(), LoadError> {
-        let request = canary::request();
-        let wall = CANARY_WALL.min(version.entry.settings.limits.wall());
-        let patience = Patience { queue: self.options.queue_wait, wall };
-        let place = Place::Canary(canary::session());
-        let allowed = Allowed { names: None, request: &request };
-        let called = run::call(&self.runtime, version, &allowed, place, patience).await;
-        match called.step.fault {
-            Some(Fault { kind: FaultKind::Error, message }) => {
-                tracing::debug!(target: "policy", policy = &*version.name, message, "the canary got an error");
-                Ok(())
-            }
-            Some(fault) => {
-                let message = format!("the canary call ended with {fault}");
-                Err(LoadError::new(LoadCode::Canary, message))
-            }
-            None => Ok(()),
+    /// The version on trial serves every session from now on.
+    async fn promote(&self, name: &str) {
+        let Some(version) = self.registry.promote(name) else { return };
+        tracing::info!(target: "policy", policy = name, version = version.version(), "promoted");
+        self.standings.prove(name, &version.hash).await;
+    }
+
+    /// The version on trial serves no session from now on, nor after a restart.
+    async fn withdraw(&self, name: &str, why: &str) {
+        let Some(version) = self.registry.withdraw(name) else { return };
+        tracing::warn!(target: "policy", policy = name, version = version.version(), why, "rolled back");
+        let message = format!("version {} was rolled back: {why}", version.version());
+        self.registry.fail(&version.entry, &LoadError::new(LoadCode::Withdrawn, message));
+        let hash = version.hash.clone();
+        let written = self.standings.remember(name, move |standing| standing.withdrawn = Some(hash));
+        if let Err(error) = written.await {
+            tracing::error!(target: "policy", policy = name, error, "the rollback is not remembered");
         }
     }
+}
+
+/// What a fault leads to; none asks the next policy.
+fn fallback_plan(name: &str, fallback: Fallback, fault: Option<&Fault>) -> Option<Plan> {
+    match fallback {
+        Fallback::Next => None,
+        Fallback::Generate => Some(Plan::Generate(GeneratePlan::default())),
+        Fallback::Reject => {
+            let kind = fault.map_or("no plan", |fault| fault.kind.code());
+            Some(Plan::Reject {
+                status: 503,
+                code: "policy-failed".into(),
+                message: format!("The policy {name} failed ({kind})."),
+            })
+        }
+    }
+}
+
+/// The same for every request of a conversation of one client: over its turns up to the user's first.
+fn conversation_hash(request: &RouteRequest) -> u64 {
+    let mut hash = DefaultHasher::new();
+    request.tenant.hash(&mut hash);
+    let first = request.messages.iter().position(|message| message.role == Role::User);
+    let opening = first.map_or(&request.messages[..], |first| &request.messages[..=first]);
+    for message in opening {
+        (message.role == Role::User, &message.content).hash(&mut hash);
+    }
+    hash.finish()
 }
 
 fn unavailable(name: &str, status: Option<PolicyStatus>) -> Step {
@@ -329,64 +401,10 @@ fn unavailable(name: &str, status: Option<PolicyStatus>) -> Step {
         version: String::new(),
         plan: None,
         reason: fault.kind.reason(),
+        labels: Vec::new(),
+        capabilities: Vec::new(),
         fault: Some(fault),
         decisions: Vec::new(),
         used: Used::default(),
-    }
-}
-
-/// Runs what blocks on a thread for that.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
-) -> Result<T, LoadError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(LoadError::new(LoadCode::Compile, format!("the loader broke off: {error}"))),
-    }
-}
-
-async fn load(shared: Arc<Shared>, name: String) -> String {
-    // The error is in the log and in the status.
-    let _ = shared.load(&name).await;
-    name
-}
-
-/// Carries out the watcher's changes: files side by side, the changes of one file in order, until the watcher is
-/// gone and the last is done.
-async fn follow(shared: Arc<Shared>, mut changes: mpsc::UnboundedReceiver<Change>) {
-    let mut loads = JoinSet::new();
-    let mut names = HashMap::new();
-    let mut waiting: HashMap<String, bool> = HashMap::new();
-    let mut open = true;
-    while open || !loads.is_empty() {
-        let change = tokio::select! {
-            change = changes.recv(), if open => match change {
-                Some(change) if names.values().any(|name| *name == change.name) => {
-                    waiting.insert(change.name, change.present);
-                    continue;
-                }
-                Some(change) => change,
-                None => {
-                    open = false;
-                    waiting.clear();
-                    continue;
-                }
-            },
-            Some(done) = loads.join_next_with_id(), if !loads.is_empty() => {
-                let id = match &done {
-                    Ok((id, _)) => *id,
-                    Err(error) => error.id(),
-                };
-                let Some(name) = names.remove(&id) else { continue };
-                let Some(present) = waiting.remove(&name) else { continue };
-                Change { name, present }
-            }
-        };
-        if change.present {
-            let task = loads.spawn(load(shared.clone(), change.name.clone()));
-            names.insert(task.id(), change.name);
-        } else if shared.registry.remove(&change.name) {
-            tracing::info!(target: "policy", policy = change.name, "no longer served");
-        }
     }
 }

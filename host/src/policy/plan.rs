@@ -3,6 +3,7 @@
 use forkpoint_engine::{EngineError, Message, Sampling, Session, Tool};
 use serde::{Deserialize, Serialize};
 
+use super::capabilities::{Capabilities, Names};
 use super::settings::PolicyOptions;
 use super::trace::Trace;
 
@@ -11,6 +12,8 @@ use super::trace::Trace;
 pub struct RouteRequest {
     /// Of the request, in logs and journals.
     pub id: String,
+    /// Whose it is: keeps apart what clients with keys of their own may not see of each other. Policies do not see it.
+    pub tenant: String,
     /// The model that the client named.
     pub model: String,
     /// The conversation.
@@ -30,18 +33,36 @@ pub struct RouteRequest {
 #[serde(default)]
 pub struct SamplingOverrides {
     /// Instead of the temperature.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// Instead of top-p.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f32>,
     /// Instead of the most tokens to write.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// Instead of the seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// Instead of the stop strings, when there are any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
 }
 
 impl SamplingOverrides {
+    /// What a client said of the sampling in its body; a policy sees no defaults as if they were wishes.
+    #[must_use]
+    pub fn set_in(body: &serde_json::Value, sampling: &Sampling) -> Self {
+        let said = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+        Self {
+            temperature: said("temperature").then_some(sampling.temperature),
+            top_p: said("top_p").then_some(sampling.top_p),
+            max_tokens: sampling.max_tokens,
+            seed: sampling.seed,
+            stop: sampling.stop.clone(),
+        }
+    }
+
     /// Writes what is set over `sampling`.
     pub fn apply(&self, sampling: &mut Sampling) {
         sampling.temperature = self.temperature.unwrap_or(sampling.temperature);
@@ -142,7 +163,23 @@ pub struct GeneratePlan {
 pub(super) struct Allowed<'a> {
     /// Holds the names that a plan may use; none allows every name, for a request that is not carried out.
     pub(super) names: Option<&'a PolicyOptions>,
+    pub(super) capabilities: &'a Capabilities,
     pub(super) request: &'a RouteRequest,
+}
+
+/// Why a plan cannot be carried out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// It names what is not granted.
+    Denied(String),
+    /// It names what there is not, or is out of range.
+    Invalid(String),
+}
+
+impl From<String> for Unfit {
+    fn from(message: String) -> Self {
+        Self::Invalid(message)
+    }
 }
 
 impl Allowed<'_> {
@@ -150,30 +187,62 @@ impl Allowed<'_> {
     ///
     /// # Errors
     /// A sentence that names what is wrong and what there is.
-    pub(super) fn check(&self, plan: &Plan) -> Result<(), String> {
+    pub(super) fn check(&self, plan: &Plan) -> Result<(), Unfit> {
+        let may = self.capabilities;
         match plan {
             Plan::Generate(generate) => {
-                if let (Some(names), Some(model)) = (self.names, &generate.model) {
-                    known("model", model, names.models.iter())?;
+                if let Some(model) = &generate.model {
+                    granted("models", model, &may.models)?;
+                    self.names.map_or(Ok(()), |names| known("model", model, names.models.iter()))?;
                 }
-                if let (Some(names), Some(tools)) = (self.names, &generate.tools) {
-                    let offered = self.request.tools.iter().map(|tool| &tool.name).chain(&names.tools);
-                    tools.iter().try_for_each(|tool| known("tool", tool, offered.clone()))?;
+                for tool in self.operators_tools(generate) {
+                    granted("tools", tool, &may.tools)?;
+                    let offered = self.request.tools.iter().map(|tool| &tool.name);
+                    self.names.map_or(Ok(()), |names| known("tool", tool, offered.chain(&names.tools)))?;
                 }
-                generate.sampling.validate().map_err(|error| error.to_string())
+                Ok(generate.sampling.validate().map_err(|error| error.to_string())?)
             }
             Plan::Forward { upstream, .. } => {
-                self.names.map_or(Ok(()), |names| known("upstream", upstream, names.upstreams.iter()))
+                granted("upstreams", upstream, &may.upstreams)?;
+                Ok(self.names.map_or(Ok(()), |names| known("upstream", upstream, names.upstreams.iter()))?)
             }
             Plan::Reply(_) => Ok(()),
             Plan::Reject { status, code, .. } => {
                 if !(400..=599).contains(status) {
-                    return Err(format!("a rejection's status must be from 400 to 599, got {status}"));
+                    let message = format!("a rejection's status must be from 400 to 599, got {status}");
+                    return Err(message.into());
                 }
-                check_code("code", code)
+                Ok(check_code("code", code)?)
             }
         }
     }
+
+    /// Capabilities that a plan makes use of, such as `upstreams.strong`.
+    pub(super) fn uses(&self, plan: &Plan) -> Vec<String> {
+        match plan {
+            Plan::Generate(generate) => {
+                let model = generate.model.iter().map(|model| format!("models.{model}"));
+                let tools = self.operators_tools(generate).map(|tool| format!("tools.{tool}"));
+                model.chain(tools).collect()
+            }
+            Plan::Forward { upstream, .. } => vec![format!("upstreams.{upstream}")],
+            Plan::Reply(_) | Plan::Reject { .. } => Vec::new(),
+        }
+    }
+
+    /// The tools of a plan that the request does not offer itself.
+    fn operators_tools<'p>(&self, plan: &'p GeneratePlan) -> impl Iterator<Item = &'p String> {
+        let offered: Vec<&str> = self.request.tools.iter().map(|tool| tool.name.as_str()).collect();
+        plan.tools.iter().flatten().filter(move |tool| !offered.contains(&tool.as_str()))
+    }
+}
+
+fn granted(kind: &str, name: &str, names: &Names) -> Result<(), Unfit> {
+    if names.has(name) {
+        return Ok(());
+    }
+    let name: String = name.chars().take(64).collect();
+    Err(Unfit::Denied(format!("{name:?} is not among the {kind} that this policy is granted")))
 }
 
 fn known<'a>(
@@ -241,7 +310,8 @@ mod tests {
         names.tools = ["search"].map(str::to_owned).into();
         let bash = Tool { name: "bash".into(), description: None, parameters: serde_json::json!({}) };
         let request = RouteRequest { tools: vec![bash], ..Default::default() };
-        let allowed = Allowed { names: Some(&names), request: &request };
+        let all = Capabilities::all();
+        let allowed = Allowed { names: Some(&names), capabilities: &all, request: &request };
         let mount = |tool: &str| GeneratePlan { tools: Some(vec![tool.into()]), ..Default::default() };
         let hot = SamplingOverrides { temperature: Some(f32::NAN), ..Default::default() };
         let cases = [
@@ -266,12 +336,42 @@ mod tests {
         for (plan, says) in cases {
             match allowed.check(&plan) {
                 Ok(()) => assert_eq!(says, "", "{} should have been refused", plan.kind()),
-                Err(message) => assert!(!says.is_empty() && message.contains(says), "{message}"),
+                Err(Unfit::Invalid(message)) => {
+                    assert!(!says.is_empty() && message.contains(says), "{message}")
+                }
+                Err(unfit) => panic!("{unfit:?}"),
             }
         }
-        let any = Allowed { names: None, request: &request };
+        let any = Allowed { names: None, capabilities: &all, request: &request };
         assert_eq!(any.check(&Plan::Forward { upstream: "weak".into(), model: None }), Ok(()));
         assert!(any.check(&reject(9999, "ok")).is_err(), "what no configuration allows");
+    }
+
+    #[test]
+    fn a_plan_that_names_what_is_not_granted_is_denied() {
+        let granted: Capabilities =
+            toml::from_str("upstreams = ['strong']\nmodels = ['small']\ntools = ['search']").unwrap();
+        let bash = Tool { name: "bash".into(), description: None, parameters: serde_json::json!({}) };
+        let request = RouteRequest { tools: vec![bash], ..Default::default() };
+        let allowed = Allowed { names: None, capabilities: &granted, request: &request };
+        let forward = |upstream: &str| Plan::Forward { upstream: upstream.into(), model: None };
+        let tools = |names: &[&str]| {
+            let tools = Some(names.iter().map(|&name| name.into()).collect());
+            generate(GeneratePlan { tools, ..Default::default() })
+        };
+        let model = |name: &str| generate(GeneratePlan { model: Some(name.into()), ..Default::default() });
+        // The request's own tools need no leave.
+        for plan in [forward("strong"), model("small"), tools(&["bash", "search"])] {
+            assert_eq!(allowed.check(&plan), Ok(()));
+        }
+        for (plan, kind) in
+            [(forward("weak"), "upstreams"), (model("x"), "models"), (tools(&["rm"]), "tools")]
+        {
+            let Err(Unfit::Denied(message)) = allowed.check(&plan) else { panic!("{kind}") };
+            assert!(message.contains(kind), "{message}");
+        }
+        assert_eq!(allowed.uses(&tools(&["bash", "search"])), ["tools.search"]);
+        assert_eq!(allowed.uses(&forward("strong")), ["upstreams.strong"]);
     }
 
     #[test]

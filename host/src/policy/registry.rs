@@ -1,25 +1,26 @@
 //! Which policies are served, in which version, and what can be said about each.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use serde::Serialize;
 
 use super::bindings::PolicyPre;
 use super::fault::FaultKind;
 use super::guest::State;
-use super::loader::{LoadCode, LoadError};
-use super::settings::{Fallback, Limits, PolicySettings};
+use super::loader::LoadError;
+use super::manifest::{Canary, Share};
+use super::settings::PolicySettings;
+use super::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 use super::store::KeyValue;
-use super::trace::Step;
-use crate::probe::ProbeStatus;
+use super::trace::{PlanRecord, Step};
 use crate::probe::shelf::Probes;
 
 /// Digits of a hash that stand for a version.
-const VERSION_DIGITS: usize = 12;
+pub(super) const VERSION_DIGITS: usize = 12;
 
 /// Kinds of plans, for counting.
 const PLANS: [&str; 5] = ["generate", "forward", "reply", "reject", "next"];
@@ -34,6 +35,8 @@ pub(super) struct Published {
     pub(super) bytes: u64,
     pub(super) loaded_at: u64,
     pub(super) pre: PolicyPre<State>,
+    /// What its manifest and the operator say.
+    pub(super) settings: Arc<PolicySettings>,
     /// What its questions may be answered by; none where probes are switched off.
     pub(super) probes: Option<Arc<Probes>>,
     pub(super) entry: Arc<Entry>,
@@ -46,13 +49,57 @@ impl Published {
     }
 }
 
+/// A new version on its trial.
+#[derive(Clone)]
+pub(super) struct Candidate {
+    pub(super) version: Arc<Published>,
+    pub(super) canary: Canary,
+    trial: Arc<Trial>,
+}
+
+#[derive(Default)]
+struct Trial {
+    calls: AtomicU64,
+    faults: AtomicU64,
+}
+
+/// What a trial has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Promote,
+    RollBack,
+}
+
+impl Candidate {
+    /// Counts a call, and says what follows from all of them.
+    pub(super) fn count(&self, failed: bool) -> Option<Verdict> {
+        let faults = self.trial.faults.fetch_add(u64::from(failed), Relaxed) + u64::from(failed);
+        let calls = self.trial.calls.fetch_add(1, Relaxed) + 1;
+        let too_many = |share: Share| calls >= Canary::ENOUGH && faults as f64 > share.get() * calls as f64;
+        if self.canary.rollback_at.is_some_and(too_many) {
+            return Some(Verdict::RollBack);
+        }
+        self.canary.promote_after.is_some_and(|after| calls >= after).then_some(Verdict::Promote)
+    }
+}
+
+/// The versions of one policy that serve.
+#[derive(Clone)]
+struct Slot {
+    current: Arc<Published>,
+    candidate: Option<Candidate>,
+}
+
 /// What all versions of a policy share.
 pub(super) struct Entry {
-    pub(super) settings: Arc<PolicySettings>,
     pub(super) store: Arc<KeyValue>,
     calls: AtomicU64,
     plans: [AtomicU64; PLANS.len()],
     faults: [AtomicU64; FaultKind::ALL.len()],
+    /// Held while a file of the policy is being loaded: one at a time.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    /// Capabilities that were made use of, and how often.
+    uses: Mutex<BTreeMap<String, u64>>,
     load: Mutex<LoadState>,
 }
 
@@ -62,32 +109,45 @@ struct LoadState {
     present: bool,
     /// A version is being loaded.
     loading: bool,
+    /// The operator switched it off.
+    disabled: bool,
     /// Versions published so far.
     published: u64,
     last_error: Option<LastError>,
 }
 
 impl Entry {
-    fn new(settings: &PolicySettings) -> Self {
+    fn new(store: KeyValue) -> Self {
         Self {
-            settings: Arc::new(settings.clone()),
-            store: Arc::new(KeyValue::new(settings.limits.store_bytes)),
+            store: Arc::new(store),
             calls: AtomicU64::new(0),
             plans: Default::default(),
             faults: Default::default(),
+            turn: tokio::sync::Mutex::default(),
+            uses: Mutex::default(),
             load: Mutex::default(),
         }
+    }
+
+    /// One that nothing is counted in for others, with a store of its own in memory.
+    pub(super) fn apart(store_bytes: u64) -> Arc<Self> {
+        Arc::new(Self::new(KeyValue::new(store_bytes)))
     }
 
     /// Counts a call.
     pub(super) fn count(&self, step: &Step) {
         self.calls.fetch_add(1, Relaxed);
-        if let Some(plan) = step.plan.and_then(|plan| PLANS.iter().position(|&name| name == plan)) {
+        let kind = step.plan.as_ref().map(PlanRecord::kind);
+        if let Some(plan) = kind.and_then(|plan| PLANS.iter().position(|&name| name == plan)) {
             self.plans[plan].fetch_add(1, Relaxed);
         }
         let fault = step.fault.as_ref().map(|fault| fault.kind);
         if let Some(fault) = fault.and_then(|kind| FaultKind::ALL.iter().position(|&one| one == kind)) {
             self.faults[fault].fetch_add(1, Relaxed);
+        }
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        for used in &step.capabilities {
+            *uses.entry(used.clone()).or_default() += 1;
         }
     }
 
@@ -96,75 +156,43 @@ impl Entry {
     }
 }
 
-/// Whether a policy is served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PolicyState {
-    /// Some version is. The last error, if there is one, is of a newer file.
-    Serving,
-    /// None is: the file could not be loaded.
-    Failed,
-    /// None is yet: the file is being loaded.
-    Compiling,
-}
-
-/// Why the last file of a policy was not loaded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct LastError {
-    /// The kind, for programs.
-    pub code: LoadCode,
-    /// One sentence for people.
-    pub message: String,
-    /// When, in seconds since 1970.
-    pub at: u64,
-}
-
-/// A policy as operators see it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PolicyStatus {
-    /// Its name: the file's, without `.wasm`.
-    pub name: String,
-    /// Whether it is served.
-    pub state: PolicyState,
-    /// SHA-256 of the component that is served.
-    pub hash: Option<String>,
-    /// The first 12 digits of the hash.
-    pub version: Option<String>,
-    /// The version of the contract (the WIT package) that the component was built against.
-    pub contract: Option<String>,
-    /// Bytes of the component.
-    pub bytes: Option<u64>,
-    /// When it was published, in seconds since 1970.
-    pub loaded_at: Option<u64>,
-    /// Versions published since the server's start.
-    pub loads: u64,
-    /// Why a later file is not served; none when the last file is.
-    pub last_error: Option<LastError>,
-    /// Calls since the server's start, over all versions.
-    pub calls: u64,
-    /// Of those, plans by their kind.
-    pub plans: BTreeMap<&'static str, u64>,
-    /// Of those, faults by their kind.
-    pub faults: BTreeMap<&'static str, u64>,
-    /// Bounds of a call.
-    pub limits: Limits,
-    /// What a fault leads to.
-    pub fallback: Fallback,
-    /// What its questions may be answered by, by name.
-    pub probes: BTreeMap<String, ProbeStatus>,
-}
-
 /// The policies by name. Readers take a snapshot and no lock.
 #[derive(Default)]
 pub(super) struct Registry {
-    published: ArcSwap<HashMap<String, Arc<Published>>>,
+    slots: ArcSwap<HashMap<String, Slot>>,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
 }
 
 impl Registry {
-    /// The version to call now.
+    /// The version that has proven itself.
     pub(super) fn current(&self, name: &str) -> Option<Arc<Published>> {
-        self.published.load().get(name).cloned()
+        self.slots.load().get(name).map(|slot| slot.current.clone())
+    }
+
+    /// A new version that is on its trial.
+    pub(super) fn candidate(&self, name: &str) -> Option<Candidate> {
+        self.slots.load().get(name)?.candidate.clone()
+    }
+
+    /// The version to call for the session of this hash, and the trial that it stands for.
+    pub(super) fn pick(&self, name: &str, session: u64) -> Option<(Arc<Published>, Option<Candidate>)> {
+        let slots = self.slots.load();
+        let slot = slots.get(name)?;
+        // Not the same sessions for every policy.
+        let mut hash = std::hash::DefaultHasher::new();
+        (session, name).hash(&mut hash);
+        let tried = slot.candidate.as_ref().filter(|candidate| candidate.canary.share.holds(hash.finish()));
+        Some(match tried {
+            Some(candidate) => (candidate.version.clone(), Some(candidate.clone())),
+            None => (slot.current.clone(), None),
+        })
+    }
+
+    /// The policy whose manifest binds a model name, the first by its own name.
+    pub(super) fn routed(&self, model: &str) -> Option<String> {
+        let slots = self.slots.load();
+        let binds = slots.iter().filter(|(_, slot)| slot.current.settings.routes.contains(model));
+        binds.map(|(name, _)| name.clone()).min()
     }
 
     /// What is known of a policy, once a file of its name has been seen.
@@ -172,41 +200,95 @@ impl Registry {
         self.entries().get(name).cloned()
     }
 
-    /// A file is being loaded.
-    pub(super) fn begin(&self, name: &str, settings: &PolicySettings) -> Arc<Entry> {
+    /// A file is being loaded. `store` opens the policy's state at the first time.
+    pub(super) fn begin(&self, name: &str, store: impl FnOnce() -> KeyValue) -> Arc<Entry> {
         let mut entries = self.entries();
-        let entry = entries.entry(name.to_owned()).or_insert_with(|| Arc::new(Entry::new(settings))).clone();
+        let entry = entries.entry(name.to_owned()).or_insert_with(|| Arc::new(Entry::new(store()))).clone();
         drop(entries);
         let mut load = entry.load();
-        (load.present, load.loading) = (true, true);
+        (load.present, load.loading, load.disabled) = (true, true, false);
         drop(load);
         entry
     }
 
-    /// The file is the one that is served already; its probes may be new.
-    pub(super) fn keep(&self, name: &str, entry: &Entry, probes: Option<Arc<Probes>>) {
-        self.published.rcu(|now| {
-            let mut next = HashMap::clone(now);
-            if let Some(version) = next.get_mut(name) {
-                *version = Arc::new(Published { probes: probes.clone(), ..Published::clone(version) });
+    /// The file is the one that is served already; its probes and settings may be new.
+    pub(super) fn keep(&self, entry: &Entry, version: &Published) {
+        self.change(&version.name, |slot| {
+            if slot.current.hash == version.hash {
+                slot.current = Arc::new(version.clone());
             }
-            next
+            if let Some(candidate) = &mut slot.candidate
+                && candidate.version.hash == version.hash
+            {
+                candidate.version = Arc::new(version.clone());
+            }
         });
+        entry.store.limit_to(version.settings.limits.store_bytes);
         let mut load = entry.load();
         (load.loading, load.last_error) = (false, None);
     }
 
-    /// Serves this version from now on.
+    /// Serves this version from now on, to every session.
     pub(super) fn publish(&self, version: Published) {
         let version = Arc::new(version);
-        self.published.rcu(|now| {
+        version.entry.store.limit_to(version.settings.limits.store_bytes);
+        self.slots.rcu(|now| {
             let mut next = HashMap::clone(now);
-            next.insert(version.name.to_string(), version.clone());
+            next.insert(version.name.to_string(), Slot { current: version.clone(), candidate: None });
             next
         });
         let mut load = version.entry.load();
         load.published += 1;
         (load.loading, load.last_error) = (false, None);
+    }
+
+    /// Serves this version to a share of the sessions, beside the one that has proven itself.
+    pub(super) fn try_out(&self, version: Published, canary: Canary) {
+        let version = Arc::new(version);
+        let candidate = Candidate { version: version.clone(), canary, trial: Arc::default() };
+        self.change(&version.name, |slot| slot.candidate = Some(candidate.clone()));
+        let mut load = version.entry.load();
+        load.published += 1;
+        (load.loading, load.last_error) = (false, None);
+    }
+
+    /// Ends a trial: every session gets the new version. Returns it.
+    pub(super) fn promote(&self, name: &str) -> Option<Arc<Published>> {
+        let candidate = self.candidate(name)?;
+        self.change(name, |slot| {
+            if let Some(candidate) = slot.candidate.take() {
+                slot.current = candidate.version;
+            }
+        });
+        Some(candidate.version)
+    }
+
+    /// Ends a trial: no session gets the new version. Returns it.
+    pub(super) fn withdraw(&self, name: &str) -> Option<Arc<Published>> {
+        let candidate = self.candidate(name)?;
+        self.change(name, |slot| slot.candidate = None);
+        Some(candidate.version)
+    }
+
+    fn change(&self, name: &str, change: impl Fn(&mut Slot)) {
+        self.slots.rcu(|now| {
+            let mut next = HashMap::clone(now);
+            if let Some(slot) = next.get_mut(name) {
+                change(slot);
+            }
+            next
+        });
+    }
+
+    /// No version is served until the policy is enabled again.
+    pub(super) fn disable(&self, name: &str, entry: &Entry) {
+        self.slots.rcu(|now| {
+            let mut next = HashMap::clone(now);
+            next.remove(name);
+            next
+        });
+        let mut load = entry.load();
+        (load.loading, load.disabled, load.last_error) = (false, true, None);
     }
 
     /// The file could not be loaded: what was served is served on.
@@ -218,7 +300,7 @@ impl Registry {
 
     /// The file is gone. Returns whether a version was served.
     pub(super) fn remove(&self, name: &str) -> bool {
-        let before = self.published.rcu(|now| {
+        let before = self.slots.rcu(|now| {
             let mut next = HashMap::clone(now);
             next.remove(name);
             next
@@ -243,14 +325,17 @@ impl Registry {
     }
 
     fn status(&self, name: &str, entry: &Entry) -> Option<PolicyStatus> {
-        let current = self.current(name);
-        let current = current.as_ref();
+        let slot = self.slots.load().get(name).cloned();
+        let current = slot.as_ref().map(|slot| &slot.current);
+        let candidate = slot.as_ref().and_then(|slot| slot.candidate.as_ref());
+        let settings = current.map(|version| PolicySettings::clone(&version.settings)).unwrap_or_default();
         let load = entry.load();
         if !load.present {
             return None;
         }
         let state = match (current, load.loading) {
             (Some(_), _) => PolicyState::Serving,
+            (None, _) if load.disabled => PolicyState::Disabled,
             (None, true) => PolicyState::Compiling,
             (None, false) => PolicyState::Failed,
         };
@@ -272,8 +357,25 @@ impl Registry {
                 .zip(&entry.faults)
                 .map(|(kind, n)| (kind.code(), read(n)))
                 .collect(),
-            limits: entry.settings.limits,
-            fallback: entry.settings.fallback,
+            store_bytes: entry.store.bytes(),
+            description: settings.description,
+            capabilities: CapabilityStatus {
+                asked: settings.asked,
+                granted: settings.granted,
+                used: entry.uses.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+                refused: settings.refused,
+            },
+            routes: settings.routes.into_iter().collect(),
+            shadow: settings.shadow,
+            canary: candidate.map(|candidate| CanaryStatus {
+                hash: candidate.version.hash.clone(),
+                version: candidate.version.version().to_owned(),
+                rule: candidate.canary,
+                calls: read(&candidate.trial.calls),
+                faults: read(&candidate.trial.faults),
+            }),
+            limits: settings.limits,
+            fallback: settings.fallback,
             probes: current
                 .and_then(|version| version.probes.as_ref())
                 .into_iter()
@@ -295,12 +397,13 @@ pub(super) fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::loader::LoadCode;
     use super::*;
 
     #[test]
     fn a_policy_that_never_loaded_is_failed_and_one_without_a_file_is_not_there() {
-        let (registry, settings) = (Registry::default(), PolicySettings::default());
-        let entry = registry.begin("auto", &settings);
+        let registry = Registry::default();
+        let entry = registry.begin("auto", || KeyValue::new(0));
         assert_eq!(registry.get("auto").unwrap().state, PolicyState::Compiling);
         registry.fail(&entry, &LoadError::new(LoadCode::Empty, "the file has no bytes"));
         let status = registry.get("auto").unwrap();

@@ -8,11 +8,10 @@ use super::bindings::{Policy, dispatch, types};
 use super::convert;
 use super::fault::{Fault, FaultKind};
 use super::guest::{Halt, Held, Place, State};
-use super::plan::{Allowed, GeneratePlan, Plan, RouteRequest, check_code, check_labels};
+use super::plan::{Allowed, GeneratePlan, Plan, RouteRequest, Unfit, check_code, check_labels};
 use super::registry::Published;
 use super::runtime::Runtime;
-use super::settings::PolicySettings;
-use super::trace::{Step, Used};
+use super::trace::{PlanRecord, Step, Used};
 
 /// What a policy decided.
 pub(super) struct Decided {
@@ -47,22 +46,27 @@ pub(super) async fn call(
     patience: Patience,
 ) -> Called {
     let start = Instant::now();
-    let step = |plan, reason: String, fault, decisions, used: Used| Step {
+    let wall = || u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let step = |reason: String, decisions, used: Used| Step {
         policy: policy.name.to_string(),
         version: policy.version().to_owned(),
-        plan,
+        plan: None,
         reason,
-        fault,
+        labels: Vec::new(),
+        capabilities: used.capabilities(),
+        fault: None,
         decisions,
-        used: Used { wall_us: u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX), ..used },
+        used: Used { wall_us: wall(), ..used },
     };
-    let failed =
-        |fault: Fault, decisions, used| step(None, fault.kind.reason(), Some(fault), decisions, used);
+    let failed = |fault: Fault, decisions, used| {
+        let step = step(fault.kind.reason(), decisions, used);
+        Step { fault: Some(fault), ..step }
+    };
 
     // Canary calls have places of their own: a busy server still takes up new versions.
     let place_free = async {
         match place {
-            Place::Canary(_) => Ok(None),
+            Place::Offline(_) => Ok(None),
             Place::Engine(_) => runtime.places.acquire().await.map(Some),
         }
     };
@@ -72,10 +76,11 @@ pub(super) async fn call(
         return Called { place, decided: None, step };
     };
     let _ticking = runtime.tick();
-    let settings = policy.entry.settings.clone();
+    let settings = policy.settings.clone();
     let held = Held { store: policy.entry.store.clone(), probes: policy.probes.clone() };
     let state = State::new(policy.name.clone(), settings, held, allowed.request, place);
-    let request = request_out(allowed.request, &policy.entry.settings);
+    let headers = policy.settings.visible(&allowed.request.headers);
+    let request = request_out(allowed.request, headers);
     let mut store = runtime.store(state);
     let routed = match tokio::time::timeout(patience.wall, route(&mut store, policy, &request)).await {
         Ok(routed) => routed,
@@ -84,27 +89,39 @@ pub(super) async fn call(
             Err(Fault::new(FaultKind::Wall, message))
         }
     };
+    let fuel = store.get_fuel().ok().map(|left| u64::MAX - left);
     let mut state = store.into_data();
     state.clock.pause();
     let routed = routed.and_then(|routing| take_plan(&mut state, routing));
-    let (used, decisions) = (state.used(), std::mem::take(&mut state.decisions));
+    let (used, decisions) = (Used { fuel, ..state.used() }, std::mem::take(&mut state.decisions));
     let (place, changed) = state.give_back();
-    let checked = routed.and_then(|(kind, reason, mut decided)| {
+    let checked = routed.and_then(|(reason, mut decided)| {
+        let record = PlanRecord::of(decided.plan.as_ref(), changed.is_some());
         if let Some(Plan::Generate(GeneratePlan { session: session @ None, .. })) = &mut decided.plan {
             *session = changed.and_then(Place::into_session);
         }
-        let check = check_code("reason", &reason)
-            .and_then(|()| check_labels(&decided.labels))
-            .and_then(|()| decided.plan.as_ref().map_or(Ok(()), |plan| allowed.check(plan)));
-        check.map_err(|message| Fault::new(FaultKind::InvalidPlan, message))?;
-        Ok((kind, reason, decided))
+        check_code("reason", &reason).and_then(|()| check_labels(&decided.labels)).map_err(Unfit::from)?;
+        decided.plan.as_ref().map_or(Ok(()), |plan| allowed.check(plan))?;
+        Ok((record, reason, decided))
     });
     match checked {
-        Ok((kind, reason, decided)) => {
-            let step = step(Some(kind), reason, None, decisions, used);
+        Ok((record, reason, decided)) => {
+            let mut step = step(reason, decisions, used);
+            step.capabilities.extend(decided.plan.iter().flat_map(|plan| allowed.uses(plan)));
+            step.labels.clone_from(&decided.labels);
+            step.plan = Some(record);
             Called { place, decided: Some(decided), step }
         }
         Err(fault) => Called { place, decided: None, step: failed(fault, decisions, used) },
+    }
+}
+
+impl From<Unfit> for Fault {
+    fn from(unfit: Unfit) -> Self {
+        match unfit {
+            Unfit::Denied(message) => Self::new(FaultKind::Denied, message),
+            Unfit::Invalid(message) => Self::new(FaultKind::InvalidPlan, message),
+        }
     }
 }
 
@@ -151,29 +168,19 @@ fn first_line(text: &str) -> String {
 }
 
 /// A request as the guest sees it.
-fn request_out(request: &RouteRequest, settings: &PolicySettings) -> types::Request {
-    let granted = |name: &str| settings.headers.iter().any(|header| header.eq_ignore_ascii_case(name));
+fn request_out(request: &RouteRequest, headers: Vec<(String, String)>) -> types::Request {
     types::Request {
         id: request.id.clone(),
         model: request.model.clone(),
         messages: request.messages.iter().map(convert::message_out).collect(),
         tools: request.tools.iter().map(convert::tool_out).collect(),
         sampling: convert::sampling_out(&request.sampling),
-        headers: request
-            .headers
-            .iter()
-            .filter(|(name, _)| granted(name))
-            .map(|(name, value)| (name.to_ascii_lowercase(), value.clone()))
-            .collect(),
+        headers,
     }
 }
 
-/// The guest's plan in the host's types: its kind, its reason and the plan itself.
-fn take_plan(
-    state: &mut State,
-    routing: dispatch::Routing,
-) -> Result<(&'static str, String, Decided), Fault> {
-    let kind = convert::plan_kind(&routing.plan);
+/// The guest's plan in the host's types: its reason and the plan itself.
+fn take_plan(state: &mut State, routing: dispatch::Routing) -> Result<(String, Decided), Fault> {
     let plan = match routing.plan {
         dispatch::Plan::Generate(plan) => {
             let on = plan.on.map_or(Ok(None), |on| state.take(on));
@@ -194,8 +201,8 @@ fn take_plan(
         dispatch::Plan::Next => None,
     };
     // A policy need not say why.
-    let reason = if routing.reason.is_empty() { "unspecified".to_owned() } else { routing.reason };
-    Ok((kind, reason, Decided { plan, labels: routing.labels }))
+    let reason = if routing.reason.is_empty() { super::UNSPECIFIED.to_owned() } else { routing.reason };
+    Ok((reason, Decided { plan, labels: routing.labels }))
 }
 
 #[cfg(test)]
@@ -220,17 +227,5 @@ mod tests {
             fault_of(&trap, FaultKind::Trap).message,
             "wasm trap: wasm `unreachable` instruction executed"
         );
-    }
-
-    #[test]
-    fn a_guest_sees_only_the_headers_that_it_is_granted() {
-        let header = |name: &str| (name.to_owned(), "v".to_owned());
-        let request = RouteRequest {
-            headers: vec![header("X-Tenant"), header("Authorization")],
-            ..RouteRequest::default()
-        };
-        let settings = PolicySettings { headers: vec!["x-TENANT".into()], ..PolicySettings::default() };
-        assert_eq!(request_out(&request, &settings).headers, [header("x-tenant")]);
-        assert!(request_out(&request, &PolicySettings::default()).headers.is_empty());
     }
 }

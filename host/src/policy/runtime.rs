@@ -55,6 +55,14 @@ pub enum StartError {
         /// Why.
         cause: std::io::Error,
     },
+    /// The folder for what outlives the server cannot be had.
+    #[error("cannot use the state folder {}: {cause}", dir.display())]
+    State {
+        /// The folder.
+        dir: std::path::PathBuf,
+        /// Why.
+        cause: String,
+    },
     /// The settings ask for what the pool cannot give.
     #[error("limits.memory_mb of {policy} is {asked}; at most {most} can be given")]
     Memory {
@@ -75,14 +83,18 @@ pub(super) struct Runtime {
     /// One permit for each instance of the pool.
     pub(super) places: Semaphore,
     concurrency: u32,
+    metered: bool,
     ticker: Ticker,
 }
 
 impl Runtime {
-    /// Sets up an engine for so many requests at once, whose guests have at most `memory` bytes each.
-    pub(super) fn new(concurrency: u32, memory: usize) -> Result<Self, StartError> {
+    /// Sets up an engine for so many requests at once, whose guests have at most `memory` bytes each. A metered one
+    /// counts their instructions.
+    pub(super) fn new(concurrency: u32, memory: usize, metered: bool) -> Result<Self, StartError> {
         let concurrency = concurrency.clamp(1, 1000);
-        let engine = match Engine::new(&config(Some(pool(concurrency + CANARIES, memory)))) {
+        let engine = match Engine::new(
+            config(Some(pool(concurrency + CANARIES, memory))).consume_fuel(metered),
+        ) {
             Ok(engine) => engine,
             Err(error) => {
                 tracing::warn!(
@@ -90,14 +102,16 @@ impl Runtime {
                     "no pool of WebAssembly instances ({error:#}): each call allocates its own memory, which \
                      is several times slower. Is the address space limited (ulimit -v)?"
                 );
-                Engine::new(&config(None)).map_err(|error| StartError::Runtime(format!("{error:#}")))?
+                Engine::new(config(None).consume_fuel(metered))
+                    .map_err(|error| StartError::Runtime(format!("{error:#}")))?
             }
         };
         let mut linker = Linker::new(&engine);
         Policy::add_to_linker::<State, HasSelf<State>>(&mut linker, |state| state)
             .map_err(|error| StartError::Runtime(format!("{error:#}")))?;
         let ticker = Ticker::start(engine.clone())?;
-        Ok(Self { engine, linker, places: Semaphore::new(concurrency as usize), concurrency, ticker })
+        let places = Semaphore::new(concurrency as usize);
+        Ok(Self { engine, linker, places, concurrency, metered, ticker })
     }
 
     /// A store for one call, bounded in memory and processor time.
@@ -105,6 +119,9 @@ impl Runtime {
         let mut store = Store::new(&self.engine, state);
         store.limiter(|state| state);
         store.set_hostcall_fuel(LIFTED);
+        if self.metered {
+            store.set_fuel(u64::MAX).expect("the engine is one that counts");
+        }
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|context| {
             let state = context.data();
@@ -260,7 +277,7 @@ mod tests {
 
     #[tokio::test]
     async fn guests_are_counted_while_they_run_and_a_stop_ends_the_ticking() {
-        let runtime = Runtime::new(2, 64 << 20).unwrap();
+        let runtime = Runtime::new(2, 64 << 20, false).unwrap();
         let shared = runtime.ticker.shared.clone();
         let guest = runtime.tick();
         assert_eq!(shared.running.load(Ordering::Acquire), 1);

@@ -2,22 +2,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forkpoint_engine::Engine;
 use serde::{Deserialize, Serialize};
+
+use super::capabilities::{Capabilities, Grant, Names};
+use super::limits::{Limits, SomeLimits};
+use super::manifest::{Canary, Manifest, Share, values};
+use crate::journal::Journal;
 
 /// How the policies of a server are run.
 #[derive(Debug, Clone)]
 pub struct PolicyOptions {
     /// Where `name.wasm` is dropped, replaced and removed. Need not exist yet.
     pub dir: PathBuf,
+    /// The only policy of the directory that is loaded; none loads all.
+    pub only: Option<String>,
     /// Where compiled code is kept over restarts; none compiles anew each time.
     pub cache: Option<PathBuf>,
-    /// Settings of policies that the operator named.
-    pub settings: BTreeMap<String, PolicySettings>,
-    /// Settings of every other policy.
-    pub defaults: PolicySettings,
+    /// What the operator says of policies by name.
+    pub rules: BTreeMap<String, PolicyRules>,
+    /// What the operator says of all policies; a rule by name wins.
+    pub defaults: PolicyRules,
+    /// What manifests may ask for where no rule says otherwise.
+    pub ceiling: Limits,
     /// Requests that may be inside policies at once: the size of the instance pool.
     pub concurrency: u32,
     /// How long a request waits for a place among them before it is [`FaultKind::Busy`](super::FaultKind::Busy).
@@ -32,6 +42,11 @@ pub struct PolicyOptions {
     pub tools: BTreeSet<String>,
     /// The engine that probes are fitted on; none leaves policies without probes.
     pub engine: Option<Engine>,
+    /// Where what policies store and which versions have proven themselves is kept over restarts; none keeps it in
+    /// memory.
+    pub state: Option<PathBuf>,
+    /// Where calls in shadow are written down.
+    pub journal: Option<Arc<Journal>>,
     /// Where fitted probes are kept over restarts; none fits them anew each time.
     pub probe_cache: Option<PathBuf>,
 }
@@ -42,9 +57,11 @@ impl PolicyOptions {
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
+            only: None,
             cache: None,
-            settings: BTreeMap::new(),
-            defaults: PolicySettings::default(),
+            rules: BTreeMap::new(),
+            defaults: PolicyRules::default(),
+            ceiling: Limits::CEILING,
             concurrency: 64,
             queue_wait: Duration::from_secs(2),
             max_file: 64 << 20,
@@ -52,88 +69,124 @@ impl PolicyOptions {
             models: BTreeSet::new(),
             tools: BTreeSet::new(),
             engine: None,
+            state: None,
+            journal: None,
             probe_cache: None,
         }
     }
 
-    /// The settings of the policy of that name.
+    /// The settings of the policy of that name, with this manifest.
     #[must_use]
-    pub fn settings_of(&self, name: &str) -> &PolicySettings {
-        self.settings.get(name).unwrap_or(&self.defaults)
+    pub fn settings_of(&self, name: &str, manifest: Option<&Manifest>) -> PolicySettings {
+        let own = self.rules.get(name).cloned().unwrap_or_default();
+        PolicySettings::resolve(manifest, &own, &self.defaults, &self.ceiling)
+    }
+
+    /// The most memory that any policy may have.
+    pub(super) fn most_memory_mb(&self) -> (&str, u64) {
+        let named = self.rules.iter().map(|(name, rules)| (name.as_str(), rules.limits.memory_mb));
+        let usual =
+            [("the ceiling", Some(self.ceiling.memory_mb)), ("the defaults", self.defaults.limits.memory_mb)];
+        let all = named.chain(usual).filter_map(|(name, limit)| Some((name, limit?)));
+        all.max_by_key(|(_, limit)| *limit).expect("the ceiling is there")
     }
 }
 
-/// `[policies.<name>]` of the configuration: what one policy may use and what happens when it fails.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// What one policy may use and what happens when it fails: its manifest, within what the operator says.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PolicySettings {
+    /// What it does, as it says itself.
+    pub description: Option<String>,
     /// Bounds of one call.
     pub limits: Limits,
     /// What a fault leads to.
     pub fallback: Fallback,
-    /// Names of the client's headers that the policy sees, in any case.
-    pub headers: Vec<String>,
+    /// Capabilities as its manifest asks for them.
+    pub asked: Capabilities,
+    /// Capabilities as the operator grants them.
+    pub granted: Capabilities,
+    /// Those that are in both.
+    pub capabilities: Capabilities,
     /// Values that the policy reads with `config(key)`.
     pub config: BTreeMap<String, String>,
+    /// More model names that it answers, as its manifest asks.
+    pub routes: BTreeSet<String>,
+    /// The share of sessions that it is asked for without its plan being carried out.
+    pub shadow: Option<Share>,
+    /// How a new version takes over.
+    pub canary: Option<Canary>,
+    /// What its manifest asks for and does not get, for people.
+    pub refused: Vec<String>,
 }
 
-/// Bounds of one call of a policy. Those on questions, tokens and forks answer the guest with
-/// `failure.budget`; the others end the call with the fault of their name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Milliseconds of processor time in the guest's own code. Waiting for the engine is free.
-    pub cpu_ms: u64,
-    /// Milliseconds from the call's start to its end, waiting for the engine included.
-    pub wall_ms: u64,
-    /// MiB of linear memory, all memories of the component together.
-    pub memory_mb: u64,
-    /// Calls of imported functions.
-    pub calls: u64,
-    /// Questions asked.
-    pub decisions: u64,
-    /// Tokens computed for questions and for turns that the policy appends.
-    pub decided_tokens: u64,
-    /// Tokens of drafts.
-    pub generated_tokens: u64,
-    /// Forks made.
-    pub forks: u64,
-    /// Lines that reach the log; more are counted and dropped.
-    pub log_lines: u64,
-    /// Bytes of keys and values kept in the policy's store, all its calls together.
-    pub store_bytes: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
+impl PolicySettings {
+    /// What holds for a policy with this manifest, if it has one. The operator's word on the policy itself holds
+    /// as it is; where there is none, the manifest's does, up to the ceiling; else the operator's for all policies.
+    #[must_use]
+    pub fn resolve(
+        manifest: Option<&Manifest>,
+        own: &PolicyRules,
+        usual: &PolicyRules,
+        ceiling: &Limits,
+    ) -> Self {
+        let nothing = Manifest::default();
+        let manifest = manifest.unwrap_or(&nothing);
+        let defaults = Limits::DEFAULT.with(&usual.limits);
+        let most = ceiling.or_more(&defaults);
+        let limits = defaults.with(&manifest.limits).at_most(&most).with(&own.limits);
+        let asked = match &manifest.capabilities {
+            Some(asked) => Capabilities { routes: Names::Only(manifest.routes.clone()), ..asked.clone() },
+            None => Capabilities::all(),
+        };
+        let granted = own.grant.over(&usual.grant.over(&Capabilities::usual_grant()));
+        let capabilities = asked.and(&granted);
+        let refused = [asked.beyond(&granted), manifest.limits.above(&limits)].concat();
+        let mut config = usual.config.clone();
+        config.extend(manifest.config.clone());
+        config.extend(own.config.clone());
+        let routes = manifest.routes.iter().filter(|route| capabilities.routes.has(route)).cloned().collect();
         Self {
-            cpu_ms: 100,
-            wall_ms: 10_000,
-            memory_mb: 64,
-            calls: 10_000,
-            decisions: 64,
-            decided_tokens: 16_384,
-            generated_tokens: 1_024,
-            forks: 64,
-            log_lines: 100,
-            store_bytes: 1 << 20,
+            description: manifest.description.clone(),
+            limits,
+            fallback: own.fallback.or(manifest.fallback).or(usual.fallback).unwrap_or_default(),
+            asked,
+            granted,
+            capabilities,
+            config,
+            routes,
+            shadow: own.shadow.or(manifest.shadow).or(usual.shadow),
+            canary: own.canary.or(manifest.canary).or(usual.canary),
+            refused,
         }
     }
 }
 
-impl Limits {
-    /// The memory bound in bytes.
-    pub(super) fn memory(&self) -> usize {
-        usize::try_from(self.memory_mb.saturating_mul(1 << 20)).unwrap_or(usize::MAX)
+impl PolicySettings {
+    /// Of the client's headers, those that the policy sees, with names in lower case.
+    pub(super) fn visible(&self, headers: &[(String, String)]) -> Vec<(String, String)> {
+        let lower = headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.clone()));
+        lower.filter(|(name, _)| self.capabilities.headers.has(name)).collect()
     }
+}
 
-    pub(super) fn cpu(&self) -> Duration {
-        Duration::from_millis(self.cpu_ms)
-    }
-
-    pub(super) fn wall(&self) -> Duration {
-        Duration::from_millis(self.wall_ms)
-    }
+/// `[policies.<name>]` of the configuration, and `[plugins.defaults]`: what the operator says of a policy, or of all
+/// that have no table of their own.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PolicyRules {
+    /// Bounds, whatever the manifest says.
+    pub limits: SomeLimits,
+    /// What a fault leads to, whatever the manifest says.
+    pub fallback: Option<Fallback>,
+    /// Capabilities that are granted or not.
+    pub grant: Grant,
+    /// Values over those of the manifest.
+    #[serde(deserialize_with = "values")]
+    pub config: BTreeMap<String, String>,
+    /// As in the manifest.
+    pub shadow: Option<Share>,
+    /// As in the manifest.
+    pub canary: Option<Canary>,
 }
 
 /// What happens to a request whose policy failed.
@@ -163,22 +216,63 @@ pub fn is_policy_name(name: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn rules(text: &str) -> PolicyRules {
+        toml::from_str(text).unwrap()
+    }
+
     #[test]
-    fn settings_are_read_and_misspelt_ones_refused() {
-        let toml = r#"
-            fallback = "reject"
-            headers = ["X-Tenant"]
-            [limits]
-            cpu_ms = 5
-            [config]
-            threshold = "0.8"
-        "#;
-        let settings: PolicySettings = toml::from_str(toml).unwrap();
-        assert_eq!(settings.fallback, Fallback::Reject);
-        assert_eq!((settings.limits.cpu_ms, settings.limits.wall_ms), (5, 10_000));
-        assert_eq!(settings.config["threshold"], "0.8");
-        for wrong in ["fallbak = 'next'", "fallback = 'none'", "[limits]\ncpu = 5", "[limits]\ncpu_ms = -1"] {
-            assert!(toml::from_str::<PolicySettings>(wrong).is_err(), "{wrong}");
+    fn the_operator_has_the_last_word_and_the_manifest_the_one_before() {
+        let manifest = Manifest::parse(
+            "fallback = 'next'\n[limits]\ncpu_ms = 500\nmemory_mb = 9000\n[config]\na = 1\nb = 2",
+        )
+        .unwrap();
+        let usual = rules("fallback = 'reject'\n[limits]\ncpu_ms = 50\nforks = 3");
+        let own = rules("[limits]\nmemory_mb = 512\n[config]\nb = 'operator'");
+        let none = PolicyRules::default();
+        let ceiling = Limits::CEILING;
+        let settings = PolicySettings::resolve(Some(&manifest), &own, &usual, &ceiling);
+        assert_eq!((settings.limits.cpu_ms, settings.limits.forks, settings.limits.memory_mb), (500, 3, 512));
+        assert_eq!(settings.fallback, Fallback::Next);
+        assert_eq!((settings.config["a"].as_str(), settings.config["b"].as_str()), ("1", "operator"));
+        assert_eq!(settings.refused, ["memory_mb = 9000, granted 512"]);
+        // Without a word on the policy itself the manifest is held to the ceiling.
+        let settings = PolicySettings::resolve(Some(&manifest), &none, &usual, &ceiling);
+        assert_eq!(settings.limits.memory_mb, 256);
+        // A bare component has what the operator says of all.
+        let settings = PolicySettings::resolve(None, &none, &usual, &ceiling);
+        assert_eq!((settings.limits.cpu_ms, settings.fallback), (50, Fallback::Reject));
+        assert_eq!(settings.capabilities, Capabilities::usual_grant());
+    }
+
+    #[test]
+    fn a_manifest_with_capabilities_has_no_others() {
+        let manifest =
+            Manifest::parse("routes = ['a', 'b']\n[capabilities]\nstore = true\nheaders = ['X-A']").unwrap();
+        let own = rules("[grant]\nheaders = ['x-a', 'x-b']\nstore = false\nroutes = ['b']");
+        let settings =
+            PolicySettings::resolve(Some(&manifest), &own, &PolicyRules::default(), &Limits::CEILING);
+        let may = &settings.capabilities;
+        assert!(may.headers.has("x-a") && !may.headers.has("x-b"));
+        assert!(!may.store && !may.generate && !may.upstreams.has("strong"));
+        assert_eq!(settings.routes, BTreeSet::from(["b".to_owned()]));
+        assert_eq!(settings.refused, ["store", "routes.a"]);
+    }
+
+    #[test]
+    fn a_guest_sees_only_the_headers_that_it_is_granted() {
+        let header = |name: &str| (name.to_owned(), "v".to_owned());
+        let headers = [header("X-Tenant"), header("Authorization")];
+        let one = rules("[grant]\nheaders = ['x-tenant']");
+        let settings = |own| PolicySettings::resolve(None, own, &PolicyRules::default(), &Limits::CEILING);
+        assert_eq!(settings(&one).visible(&headers), [header("x-tenant")]);
+        assert!(settings(&PolicyRules::default()).visible(&headers).is_empty());
+    }
+
+    #[test]
+    fn a_misspelt_rule_is_refused() {
+        for wrong in ["fallbak = 'next'", "fallback = 'none'", "[limits]\ncpu = 5", "[grant]\nstores = true"]
+        {
+            assert!(toml::from_str::<PolicyRules>(wrong).is_err(), "{wrong}");
         }
     }
 
@@ -190,15 +284,5 @@ mod tests {
         for bad in ["", "-a", "_a", "Auto", "a b", "a/b", "../a", "é", ".hidden", &"a".repeat(65)] {
             assert!(!is_policy_name(bad), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_policy_without_settings_of_its_own_has_the_defaults() {
-        let mut options = PolicyOptions::new("plugins");
-        options
-            .settings
-            .insert("auto".into(), PolicySettings { fallback: Fallback::Next, ..Default::default() });
-        assert_eq!(options.settings_of("auto").fallback, Fallback::Next);
-        assert_eq!(options.settings_of("other"), &PolicySettings::default());
     }
 }

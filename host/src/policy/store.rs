@@ -1,8 +1,12 @@
-//! The key-value store that the calls of one policy share. It survives reloads of the policy.
+//! The key-value store that the calls of one policy share. It survives reloads of the policy, and the server where
+//! that has a folder for its state.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::state_dir::StateDir;
 
 /// Longest key, in bytes.
 const MAX_KEY: usize = 256;
@@ -11,10 +15,11 @@ const MAX_KEY: usize = 256;
 const ENTRY: u64 = 64;
 
 /// Values by key, each with an end where one was given; bounded in bytes.
-#[derive(Debug)]
 pub(super) struct KeyValue {
-    limit: u64,
+    limit: AtomicU64,
     entries: Mutex<Entries>,
+    /// Where values are written as well, and under whose name.
+    disk: Option<(Arc<StateDir>, String)>,
 }
 
 #[derive(Debug, Default)]
@@ -23,36 +28,84 @@ struct Entries {
     bytes: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 struct Entry {
     /// A counter is its decimal digits, so that `get` reads what `add` wrote.
     value: Vec<u8>,
-    ends: Option<Instant>,
+    ends: Option<SystemTime>,
+}
+
+impl Entry {
+    /// The end in milliseconds since 1970, 8 bytes little-endian and 0 for none, then the value.
+    fn to_bytes(&self) -> Vec<u8> {
+        let ends = self.ends.and_then(|ends| ends.duration_since(UNIX_EPOCH).ok());
+        let ends = ends.map_or(0, |ends| u64::try_from(ends.as_millis()).unwrap_or(u64::MAX));
+        [&ends.to_le_bytes()[..], &self.value].concat()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (ends, value) = bytes.split_first_chunk::<8>()?;
+        let ends = match u64::from_le_bytes(*ends) {
+            0 => None,
+            ms => Some(UNIX_EPOCH.checked_add(Duration::from_millis(ms))?),
+        };
+        Some(Self { value: value.to_vec(), ends })
+    }
 }
 
 impl KeyValue {
-    /// An empty store that holds at most `limit` bytes of keys and values.
+    /// An empty store in memory that holds at most `limit` bytes of keys and values.
     pub(super) fn new(limit: u64) -> Self {
-        Self { limit, entries: Mutex::default() }
+        Self { limit: AtomicU64::new(limit), entries: Mutex::default(), disk: None }
+    }
+
+    /// The store of a policy as it was left, whatever its size.
+    pub(super) fn open(state: Arc<StateDir>, policy: &str) -> Self {
+        let mut entries = Entries::default();
+        for (key, value) in state.stored(policy) {
+            if let Some(entry) = Entry::from_bytes(&value) {
+                entries.bytes += cost(&key, &entry);
+                entries.by_key.insert(key, entry);
+            }
+        }
+        let disk = Some((state, policy.to_owned()));
+        Self { limit: AtomicU64::new(0), entries: Mutex::new(entries), disk }
+    }
+
+    /// Sets how many bytes it may hold; what is more already stays.
+    pub(super) fn limit_to(&self, bytes: u64) {
+        self.limit.store(bytes, Relaxed);
+    }
+
+    /// How many bytes it holds.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lock().bytes
     }
 
     /// The value of a key.
-    pub(super) fn get(&self, key: &str, now: Instant) -> Option<Vec<u8>> {
+    pub(super) fn get(&self, key: &str, now: SystemTime) -> Option<Vec<u8>> {
         let mut entries = self.lock();
         entries.expire(key, now);
         entries.by_key.get(key).map(|entry| entry.value.clone())
     }
 
+    /// Every key and value that has not ended.
+    pub(super) fn all(&self, now: SystemTime) -> Vec<(String, Vec<u8>)> {
+        let entries = self.lock();
+        let live = entries.by_key.iter().filter(|(_, entry)| entry.ends.is_none_or(|end| end > now));
+        live.map(|(key, entry)| (key.clone(), entry.value.clone())).collect()
+    }
+
     /// Sets a value, for a time or for good.
     ///
     /// # Errors
-    /// When the key is too long or the store is full.
+    /// When the key is too long, the store is full or the disk does not take it.
     pub(super) fn set(
         &self,
         key: &str,
         value: Vec<u8>,
         ttl: Option<Duration>,
-        now: Instant,
+        now: SystemTime,
     ) -> Result<(), String> {
         let mut entries = self.lock();
         entries.expire(key, now);
@@ -68,7 +121,7 @@ impl KeyValue {
         key: &str,
         delta: i64,
         ttl: Option<Duration>,
-        now: Instant,
+        now: SystemTime,
     ) -> Result<i64, String> {
         let mut entries = self.lock();
         entries.expire(key, now);
@@ -85,25 +138,40 @@ impl KeyValue {
         Ok(sum)
     }
 
-    fn put(&self, entries: &mut Entries, key: &str, entry: Entry, now: Instant) -> Result<(), String> {
+    fn put(&self, entries: &mut Entries, key: &str, entry: Entry, now: SystemTime) -> Result<(), String> {
         if key.len() > MAX_KEY {
             return Err(format!("a key may have {MAX_KEY} bytes, this one has {}", key.len()));
         }
+        let limit = self.limit.load(Relaxed);
         let size = cost(key, &entry);
         let old = entries.by_key.get(key).map_or(0, |entry| cost(key, entry));
-        if entries.bytes - old + size > self.limit {
-            entries.expire_all(now);
+        if entries.bytes - old + size > limit {
+            for ended in entries.expire_all(now) {
+                self.forget(&ended);
+            }
         }
-        if entries.bytes - old + size > self.limit {
+        if entries.bytes - old + size > limit {
             return Err(format!(
-                "the store holds {} of {} bytes, {size} more do not fit",
-                entries.bytes - old,
-                self.limit
+                "the store holds {} of {limit} bytes, {size} more do not fit",
+                entries.bytes - old
             ));
+        }
+        // On the disk before it is acknowledged, and not in memory where that fails.
+        if let Some((state, policy)) = &self.disk {
+            state.put(policy, key, &entry.to_bytes()).map_err(|error| format!("not stored: {error}"))?;
         }
         entries.bytes = entries.bytes - old + size;
         entries.by_key.insert(key.to_owned(), entry);
         Ok(())
+    }
+
+    /// Takes what has ended off the disk; should that fail, it has ended all the same when it is read again.
+    fn forget(&self, key: &str) {
+        if let Some((state, policy)) = &self.disk
+            && let Err(error) = state.forget(policy, key)
+        {
+            tracing::warn!(target: "policy", policy, %error, "an ended value stays on the disk");
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
@@ -112,20 +180,23 @@ impl KeyValue {
 }
 
 impl Entries {
-    fn expire(&mut self, key: &str, now: Instant) {
+    fn expire(&mut self, key: &str, now: SystemTime) {
         if self.by_key.get(key).is_some_and(|entry| entry.ends.is_some_and(|end| end <= now)) {
             let entry = self.by_key.remove(key);
             self.bytes -= entry.map_or(0, |entry| cost(key, &entry));
         }
     }
 
-    fn expire_all(&mut self, now: Instant) {
-        self.by_key.retain(|_, entry| entry.ends.is_none_or(|end| end > now));
+    /// Removes what has ended, and names it.
+    fn expire_all(&mut self, now: SystemTime) -> Vec<String> {
+        let ended = self.by_key.extract_if(|_, entry| entry.ends.is_some_and(|end| end <= now));
+        let ended: Vec<String> = ended.map(|(key, _)| key).collect();
         self.bytes = self.by_key.iter().map(|(key, entry)| cost(key, entry)).sum();
+        ended
     }
 }
 
-fn ends(ttl: Option<Duration>, now: Instant) -> Option<Instant> {
+fn ends(ttl: Option<Duration>, now: SystemTime) -> Option<SystemTime> {
     ttl.and_then(|ttl| now.checked_add(ttl))
 }
 
@@ -141,7 +212,7 @@ mod tests {
 
     #[test]
     fn values_end_when_their_time_is_over() {
-        let (store, now) = (KeyValue::new(1000), Instant::now());
+        let (store, now) = (KeyValue::new(1000), SystemTime::now());
         store.set("a", b"1".to_vec(), Some(SECOND), now).unwrap();
         store.set("b", b"2".to_vec(), None, now).unwrap();
         assert_eq!(store.get("a", now).unwrap(), b"1");
@@ -151,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_counter_counts_and_its_time_runs_from_the_start() {
-        let (store, now) = (KeyValue::new(1000), Instant::now());
+        let (store, now) = (KeyValue::new(1000), SystemTime::now());
         assert_eq!(store.add("hits", 2, Some(2 * SECOND), now), Ok(2));
         assert_eq!(store.add("hits", -5, Some(2 * SECOND), now + SECOND), Ok(-3));
         assert_eq!(store.get("hits", now + SECOND).unwrap(), b"-3");
@@ -164,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_bound_holds_and_ended_values_make_room() {
-        let (store, now) = (KeyValue::new(2 * (ENTRY + 11)), Instant::now());
+        let (store, now) = (KeyValue::new(2 * (ENTRY + 11)), SystemTime::now());
         store.set("a", vec![0; 10], Some(SECOND), now).unwrap();
         store.set("b", vec![0; 10], None, now).unwrap();
         store.set("b", vec![1; 10], None, now).unwrap();
@@ -178,12 +249,33 @@ mod tests {
 
     #[test]
     fn counters_are_atomic() {
-        let (store, now) = (KeyValue::new(1000), Instant::now());
+        let (store, now) = (KeyValue::new(1000), SystemTime::now());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..1000).for_each(|_| drop(store.add("n", 1, None, now))));
             }
         });
         assert_eq!(store.get("n", now).unwrap(), b"4000");
+    }
+
+    #[test]
+    fn what_was_stored_is_there_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = SystemTime::now();
+        let open = || {
+            let store = KeyValue::open(Arc::new(StateDir::open(folder.path()).unwrap()), "a");
+            store.limit_to(1000);
+            store
+        };
+        let store = open();
+        store.set("value", b"x".to_vec(), None, now).unwrap();
+        store.set("short", b"y".to_vec(), Some(SECOND), now).unwrap();
+        store.add("hits", 2, Some(10 * SECOND), now).unwrap();
+        drop(store);
+        let store = open();
+        assert_eq!(store.get("value", now).unwrap(), b"x");
+        assert_eq!(store.get("short", now + SECOND), None, "its time ran on");
+        assert_eq!(store.add("hits", 1, None, now + SECOND), Ok(3));
+        assert!(store.bytes() > 0 && store.bytes() < 1000);
     }
 }

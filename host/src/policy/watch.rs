@@ -31,9 +31,12 @@ pub(super) struct Stamp {
     modified: (i64, i64),
     changed: (i64, i64),
     file: (u64, u64),
-    /// Of a policy's folder of examples.
-    probes: u64,
+    /// Of a policy's manifest and of its folder of examples.
+    beside: u64,
 }
+
+/// What follows a policy's name in the name of its manifest.
+pub(super) const MANIFEST: &str = ".toml";
 
 /// What follows a policy's name in the name of the folder of its probes' examples.
 pub(super) const PROBES: &str = ".probes";
@@ -69,8 +72,8 @@ pub(super) fn list(dir: &Path) -> io::Result<Listing> {
         }
         match path.file_stem().and_then(|stem| stem.to_str()).filter(|name| is_policy_name(name)) {
             Some(name) => {
-                let probes = stamp_folder(&dir.join(format!("{name}{PROBES}")));
-                listing.policies.insert(name.to_owned(), Stamp { probes, ..stamp(&metadata) });
+                let beside = stamp_beside(dir, name);
+                listing.policies.insert(name.to_owned(), Stamp { beside, ..stamp(&metadata) });
             }
             None => drop(listing.misnamed.insert(path)),
         }
@@ -78,16 +81,15 @@ pub(super) fn list(dir: &Path) -> io::Result<Listing> {
     Ok(listing)
 }
 
-/// One number for the state of a folder's files; 0 where there is no folder.
-fn stamp_folder(folder: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(folder) else { return 0 };
-    let files = entries.flatten().filter_map(|entry| {
-        let metadata = fs::metadata(entry.path()).ok()?;
-        Some((entry.file_name(), stamp(&metadata)))
-    });
+/// One number for the state of what lies beside a component.
+fn stamp_beside(dir: &Path, name: &str) -> u64 {
+    let of = |path: PathBuf| fs::metadata(path).ok().map(|metadata| stamp(&metadata));
+    let manifest = of(dir.join(format!("{name}{MANIFEST}")));
+    let examples = fs::read_dir(dir.join(format!("{name}{PROBES}"))).into_iter().flatten().flatten();
+    let examples: BTreeMap<_, _> = examples.map(|entry| (entry.file_name(), of(entry.path()))).collect();
     let mut hash = DefaultHasher::new();
-    files.collect::<BTreeMap<_, _>>().hash(&mut hash);
-    hash.finish() | 1
+    (manifest, examples).hash(&mut hash);
+    hash.finish()
 }
 
 #[cfg(unix)]
@@ -98,7 +100,7 @@ fn stamp(metadata: &fs::Metadata) -> Stamp {
         modified: (metadata.mtime(), metadata.mtime_nsec()),
         changed: (metadata.ctime(), metadata.ctime_nsec()),
         file: (metadata.dev(), metadata.ino()),
-        probes: 0,
+        beside: 0,
     }
 }
 
@@ -107,7 +109,7 @@ fn stamp(metadata: &fs::Metadata) -> Stamp {
     let modified = metadata.modified().ok();
     let modified = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     let modified = modified.map_or((0, 0), |time| (time.as_secs() as i64, i64::from(time.subsec_nanos())));
-    Stamp { bytes: metadata.len(), modified, changed: (0, 0), file: (0, 0), probes: 0 }
+    Stamp { bytes: metadata.len(), modified, changed: (0, 0), file: (0, 0), beside: 0 }
 }
 
 /// Finds out when files have come to rest. Knows no clock and no disk.
@@ -299,7 +301,7 @@ mod tests {
     use super::*;
 
     fn at(bytes: u64) -> Stamp {
-        Stamp { bytes, modified: (0, 0), changed: (0, 0), file: (0, 0), probes: 0 }
+        Stamp { bytes, modified: (0, 0), changed: (0, 0), file: (0, 0), beside: 0 }
     }
 
     fn files<const N: usize>(list: [(&str, u64); N]) -> BTreeMap<String, Stamp> {

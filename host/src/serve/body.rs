@@ -19,12 +19,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// [`Kind::MediaType`], [`Kind::BodyTooLarge`], [`Kind::SlowBody`], [`Kind::Malformed`] or [`Kind::Invalid`].
 pub(super) async fn read_json(request: Request, limit: u64) -> Result<Value, ApiError> {
     check_headers(request.headers(), limit)?;
+    value::parse(&read_bytes(request, limit).await?)
+}
+
+/// Reads a body of at most `limit` bytes, whatever it is.
+///
+/// # Errors
+/// [`Kind::BodyTooLarge`], [`Kind::SlowBody`] or [`Kind::Malformed`].
+pub(super) async fn read_bytes(request: Request, limit: u64) -> Result<Vec<u8>, ApiError> {
     let context = request.extensions().get::<RequestContext>().cloned();
     let bytes = tokio::time::timeout(PATIENCE, read(request, limit)).await.map_err(|_| slow(PATIENCE))??;
     if let Some(context) = context {
         context.record.note().received = true;
     }
-    value::parse(&bytes)
+    Ok(bytes)
 }
 
 /// The error of a body that did not arrive in time.

@@ -107,7 +107,7 @@ pub(super) async fn policy(
 }
 
 /// A name in a path, unless its bytes are no text.
-fn readable(name: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+pub(super) fn readable(name: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     name.map(|Path(name)| name).map_err(|error| ApiError::new(Kind::NotFound, error.body_text()))
 }
 
@@ -134,7 +134,8 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
 /// `GET /metrics`.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let in_flight = app.server.max_in_flight - app.in_flight.available_permits();
-    let text = app.metrics.render(&app.engine.counters(), &app.policies.list(), in_flight);
+    let text =
+        app.metrics.render(&app.engine.counters(), &app.policies.list(), app.journal.as_deref(), in_flight);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

@@ -8,7 +8,6 @@ use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use forkpoint_engine::Generation;
-use serde_json::Value;
 
 use super::body::read_json;
 use super::{App, RequestContext, Target, unix_seconds};
@@ -47,17 +46,19 @@ pub(super) async fn answer(
             // Tools stand after the conversation, once a plan has chosen them: in the template's head they
             // would make every choice of tools another prompt.
             let tools = std::mem::take(&mut conversation.tools);
-            let asked = RouteRequest {
+            let asked = Arc::new(RouteRequest {
                 id: delivery.context.id.clone(),
+                tenant: salt.clone(),
                 model: chat.model.unwrap_or_else(|| super::AUTO.to_owned()),
                 messages: conversation.messages.clone(),
                 tools: tools.clone(),
-                sampling: set_by_client(&body, &chat.sampling),
+                sampling: SamplingOverrides::set_in(&body, &chat.sampling),
                 drafts: chat.sampling.clone(),
                 headers: readable(&headers),
-            };
+            });
             let session = app.engine.open(conversation, &salt).await?;
-            let routed = app.policies.route(&chain, asked, session).await;
+            let routed = app.policies.route(&chain, asked.clone(), session).await;
+            app.write_down(&delivery.context, &asked, &routed);
             Ok(carry_out(&app, routed, Job { body, tools, sampling: chat.sampling, delivery }).await)
         }
     }
@@ -78,18 +79,6 @@ impl App {
     /// Tokens in a text, for replies that no model wrote.
     pub(crate) fn count_tokens(&self, text: &str) -> u32 {
         u32::try_from(self.engine.count_tokens(text)).unwrap_or(u32::MAX)
-    }
-}
-
-/// What the client said of the sampling; a policy sees no defaults as if they were wishes.
-fn set_by_client(body: &Value, sampling: &forkpoint_engine::Sampling) -> SamplingOverrides {
-    let said = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
-    SamplingOverrides {
-        temperature: said("temperature").then_some(sampling.temperature),
-        top_p: said("top_p").then_some(sampling.top_p),
-        max_tokens: sampling.max_tokens,
-        seed: sampling.seed,
-        stop: sampling.stop.clone(),
     }
 }
 

@@ -16,7 +16,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::{FutureExt, StreamExt};
 
+use super::keys::{Access, Operator};
 use super::{App, body};
+use crate::journal;
 use crate::wire::chat::UsageReport;
 use crate::wire::{ApiError, Dialect, Kind};
 
@@ -32,10 +34,19 @@ pub struct RequestContext {
     pub salt: String,
     /// When it has to be over.
     pub deadline: Instant,
+    operator: Operator,
     pub(crate) record: Arc<Record>,
 }
 
 impl RequestContext {
+    /// Lets operators pass.
+    ///
+    /// # Errors
+    /// [`Kind::Forbidden`].
+    pub(super) fn operator(&self) -> Result<(), ApiError> {
+        self.operator.check()
+    }
+
     /// The salt of the request's key and the client's own, where it sends one.
     #[must_use]
     pub fn salted(&self, own: Option<&str>) -> String {
@@ -57,6 +68,8 @@ pub(crate) struct Summary {
     pub(crate) reason: Option<String>,
     pub(crate) usage: Option<UsageReport>,
     pub(crate) error: Option<String>,
+    /// Its line in the journal, but for its outcome.
+    pub(crate) journal: Option<Box<journal::Record>>,
 }
 
 /// Collects the summary while the request is answered.
@@ -106,16 +119,26 @@ impl Drop for Ending {
         if !self.finished {
             self.app.metrics.disconnected();
         }
-        let summary = self.record.note().clone();
+        let mut summary = std::mem::take(&mut *self.record.note());
         let usage = summary.usage;
         let status = self.status.as_u16();
-        let ms = took.as_secs_f64() * 1e3;
+        let ms = (took.as_secs_f64() * 1e4).round() / 10.0;
+        if let (Some(journal), Some(mut line)) = (&self.app.journal, summary.journal.take()) {
+            line.outcome = Some(journal::Outcome {
+                status,
+                ms,
+                completion: usage.map(|usage| usage.completion),
+                left: !self.finished,
+                error: summary.error.clone(),
+            });
+            journal.write(*line);
+        }
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
                     id = self.id,
                     status,
-                    ms = (ms * 10.0).round() / 10.0,
+                    ms,
                     model = summary.model,
                     policy = summary.policy,
                     plan = summary.plan,
@@ -160,8 +183,8 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
         app: app.clone(),
     };
     let answered = async {
-        let salt = match ending.route {
-            "/health" | "/metrics" => String::new(),
+        let Access { salt, operator } = match ending.route {
+            "/health" | "/metrics" => Access { salt: String::new(), operator: Operator::No },
             _ => app.keys.check(request.headers())?,
         };
         if request.method() == Method::POST {
@@ -178,6 +201,7 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
             id: id.clone(),
             salt,
             deadline,
+            operator,
             record: record.clone(),
         });
         let posted = request.method() == Method::POST;

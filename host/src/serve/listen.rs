@@ -79,6 +79,10 @@ impl Server {
             self.connections.wait().await;
         }
         self.app.policies.stop().await;
+        if let Some(journal) = &self.app.journal {
+            // After the last request and the last call in shadow.
+            journal.close();
+        }
         let engine = self.app.engine.clone();
         // Joins the engine's thread, which finishes its step first.
         if let Err(error) = tokio::task::spawn_blocking(move || engine.stop()).await {

@@ -8,12 +8,19 @@ use std::time::Duration;
 
 use forkpoint_engine::Counters;
 
+use crate::journal::Journal;
 use crate::policy::{PolicyStatus, Trace};
 use crate::probe::ProbeState;
 
 /// Upper bounds of the latency buckets, in seconds.
 const BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// Reasons of a policy that have a series of their own.
+const MAX_REASONS: usize = 64;
+
+/// What stands for the reasons beyond them.
+const OTHER_REASON: &str = "(other)";
 
 #[derive(Debug, Default, Clone)]
 struct Histogram {
@@ -27,7 +34,9 @@ struct Histogram {
 struct PolicyCounts {
     plans: BTreeMap<&'static str, u64>,
     faults: BTreeMap<&'static str, u64>,
+    reasons: BTreeMap<String, u64>,
     decisions: u64,
+    decided_tokens: u64,
     cpu_us: u64,
     host_us: u64,
 }
@@ -74,12 +83,17 @@ impl Metrics {
         let mut counts = self.counts();
         for step in &trace.steps {
             let policy = counts.policies.entry(step.policy.clone()).or_default();
-            match (&step.fault, step.plan) {
+            match (&step.fault, &step.plan) {
                 (Some(fault), _) => *policy.faults.entry(fault.kind.code()).or_default() += 1,
-                (None, Some(plan)) => *policy.plans.entry(plan).or_default() += 1,
+                (None, Some(plan)) => *policy.plans.entry(plan.kind()).or_default() += 1,
                 (None, None) => {}
             }
+            // A policy's words are its own: their number must be bounded here.
+            let known = policy.reasons.len() < MAX_REASONS || policy.reasons.contains_key(&step.reason);
+            let reason = if known { step.reason.as_str() } else { OTHER_REASON };
+            *policy.reasons.entry(reason.to_owned()).or_default() += 1;
             policy.decisions += step.used.decisions;
+            policy.decided_tokens += step.used.decided_tokens;
             policy.cpu_us += step.used.cpu_us;
             policy.host_us += step.used.host_us;
         }
@@ -92,7 +106,13 @@ impl Metrics {
 
     /// Everything, in Prometheus' text format (version 0.0.4).
     #[must_use]
-    pub fn render(&self, engine: &Counters, policies: &[PolicyStatus], in_flight: usize) -> String {
+    pub fn render(
+        &self,
+        engine: &Counters,
+        policies: &[PolicyStatus],
+        journal: Option<&Journal>,
+        in_flight: usize,
+    ) -> String {
         let mut text = Text::default();
         let counts = self.counts();
 
@@ -136,6 +156,17 @@ impl Metrics {
                 text.line("forkpoint_policy_faults_total", &[("policy", name), ("fault", fault)], *count);
             }
         }
+        text.head("forkpoint_policy_reasons_total", "counter", "Calls of policies, by the reason given.");
+        for (name, policy) in &counts.policies {
+            for (reason, count) in &policy.reasons {
+                text.line("forkpoint_policy_reasons_total", &[("policy", name), ("reason", reason)], *count);
+            }
+        }
+        let help = "Tokens computed for policies' questions and appended turns.";
+        text.head("forkpoint_policy_decided_tokens_total", "counter", help);
+        for (name, policy) in &counts.policies {
+            text.line("forkpoint_policy_decided_tokens_total", &[("policy", name)], policy.decided_tokens);
+        }
         text.head("forkpoint_policy_decisions_total", "counter", "Questions that policies asked.");
         for (name, policy) in &counts.policies {
             text.line("forkpoint_policy_decisions_total", &[("policy", name)], policy.decisions);
@@ -157,6 +188,14 @@ impl Metrics {
             let labels = [("policy", policy.name.as_str()), ("version", super::catalog::version(policy))];
             text.line("forkpoint_policy_serving", &labels, u64::from(super::catalog::is_served(policy)));
         }
+        text.head("forkpoint_policy_loads_total", "counter", "Versions of a policy that were published.");
+        for policy in policies {
+            text.line("forkpoint_policy_loads_total", &[("policy", &policy.name)], policy.loads);
+        }
+        text.head("forkpoint_policy_store_bytes", "gauge", "Bytes of keys and values that a policy keeps.");
+        for policy in policies {
+            text.line("forkpoint_policy_store_bytes", &[("policy", &policy.name)], policy.store_bytes);
+        }
         text.probes(policies);
         text.head(
             "forkpoint_upstream_requests_total",
@@ -171,6 +210,13 @@ impl Metrics {
             );
         }
         drop(counts);
+        if let Some(journal) = journal {
+            let (written, lost) = (journal.written(), journal.lost());
+            let help = "Records of the journal that are on the disk.";
+            text.single("forkpoint_journal_written_total", "counter", help, written);
+            let help = "Records of the journal that the disk did not take.";
+            text.single("forkpoint_journal_lost_total", "counter", help, lost);
+        }
 
         for (name, help, value) in [
             ("steps_total", "Steps run.", engine.steps),
@@ -297,7 +343,7 @@ mod tests {
         metrics.request("/health", 200, Duration::from_millis(2));
         metrics.request("/health", 200, Duration::from_secs(60));
         metrics.forwarded("a\"b", "ok");
-        let text = metrics.render(&Counters { steps: 7, ..Counters::default() }, &[], 3);
+        let text = metrics.render(&Counters { steps: 7, ..Counters::default() }, &[], None, 3);
         for line in [
             "forkpoint_http_requests_total{route=\"/health\",status=\"200\"} 2",
             "forkpoint_http_request_seconds_bucket{route=\"/health\",le=\"0.001\"} 0",

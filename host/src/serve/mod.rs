@@ -6,7 +6,9 @@ mod chat;
 mod completions;
 mod decisions;
 mod guard;
+mod journal;
 mod keys;
+mod lifecycle;
 mod listen;
 mod metrics;
 mod systemone;
@@ -22,17 +24,19 @@ use axum::Router;
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use forkpoint_engine::{Engine, Options, Sampling, Tool};
 use indexmap::IndexMap;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower_http::decompression::RequestDecompressionLayer;
 
-use crate::config::{Config, ConfigError, ModelConfig, ServerConfig};
+use crate::config::{Config, ConfigError, JournalConfig, ModelConfig, ServerConfig};
 use crate::dispatch::Upstreams;
-use crate::models::{Located, Source, Store, cache_folder};
-use crate::policy::{Policies, PolicyOptions};
+use crate::folders::cache_folder;
+use crate::journal::{Journal, JournalOptions};
+use crate::models::{Located, Source, Store};
+use crate::policy::{Limits, Policies, PolicyOptions};
 use crate::wire::{ApiError, Dialect, Kind};
 
 pub(crate) use guard::ErrorCode;
@@ -56,6 +60,11 @@ pub const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/v1/models/{name}", "one of them"),
     ("GET", "/v1/policies", "policies and their state"),
     ("GET", "/v1/policies/{name}", "one of them"),
+    ("PUT", "/v1/policies/{name}", "upload a component (operators)"),
+    ("DELETE", "/v1/policies/{name}", "remove one (operators)"),
+    ("PUT", "/v1/policies/{name}/manifest", "upload its manifest (operators)"),
+    ("POST", "/v1/policies/{name}/{action}", "disable, enable, promote or rollback (operators)"),
+    ("GET", "/v1/journal", "what was decided, as a stream (operators)"),
     ("GET", "/health", "whether the server takes requests"),
     ("GET", "/metrics", "Prometheus metrics"),
 ];
@@ -74,6 +83,8 @@ pub struct App {
     pub sampling: Sampling,
     /// What is counted.
     pub metrics: Metrics,
+    /// What was decided; none where it is switched off.
+    pub journal: Option<Arc<Journal>>,
     /// The model's name for clients, then its other names.
     names: Vec<String>,
     routes: IndexMap<String, Vec<String>>,
@@ -105,7 +116,8 @@ impl App {
         self.names.iter().any(|known| known == name)
     }
 
-    /// What a client's model name stands for: the loaded model, a route, or a policy, in this order. No name
+    /// What a client's model name stands for: the loaded model, a route of the configuration, a policy, or a name that
+    /// a manifest binds, in this order. No name
     /// stands for `auto` where that is served, else for the loaded model.
     ///
     /// # Errors
@@ -122,6 +134,9 @@ impl App {
         }
         if self.policies.has(name) {
             return Ok(Target::Chain(vec![name.to_owned()]));
+        }
+        if let Some(policy) = self.policies.routed(name) {
+            return Ok(Target::Chain(vec![policy]));
         }
         Err(self.unknown_model(name))
     }
@@ -184,6 +199,16 @@ pub enum ServeError {
         /// The engine's reason.
         error: Box<forkpoint_engine::StartError>,
     },
+    /// The journal cannot be written.
+    #[error(
+        "cannot write the journal in {dir}: {error}; [journal] dir names another place, enabled = false does without"
+    )]
+    Journal {
+        /// Its folder.
+        dir: std::path::PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
     /// The policy host did not start.
     #[error(transparent)]
     Policies(#[from] crate::policy::StartError),
@@ -212,10 +237,15 @@ impl App {
             let message = "the loaded model has this name already; requests would never reach the policies";
             return Err(ConfigError::value(format!("routes.{name}"), message).into());
         }
+        let state = config.state.folder(&config.plugins.dir);
+        let journal = open_journal(&config.journal, state.as_deref())?;
         let policies = Policies::start(PolicyOptions {
+            state,
+            journal: journal.clone(),
             cache: Some(config.plugins.cache.clone().unwrap_or_else(|| cache_folder().join("policies"))),
-            settings: config.policies.clone(),
+            rules: config.policies.clone(),
             defaults: config.plugins.defaults.clone(),
+            ceiling: Limits::CEILING.with(&config.plugins.ceiling),
             concurrency: config.plugins.concurrency,
             queue_wait: Duration::from_millis(config.plugins.queue_wait_ms),
             max_file: config.plugins.max_file.0,
@@ -234,6 +264,7 @@ impl App {
             tools,
             sampling,
             metrics: Metrics::default(),
+            journal,
             names,
             routes: config.routes.clone(),
             keys,
@@ -254,7 +285,13 @@ impl App {
             .route("/v1/models", get(catalog::models))
             .route("/v1/models/{*name}", get(catalog::model))
             .route("/v1/policies", get(catalog::policies))
-            .route("/v1/policies/{name}", get(catalog::policy))
+            .route(
+                "/v1/policies/{name}",
+                get(catalog::policy).put(lifecycle::upload).delete(lifecycle::remove),
+            )
+            .route("/v1/policies/{name}/manifest", put(lifecycle::describe))
+            .route("/v1/policies/{name}/{action}", post(lifecycle::act))
+            .route("/v1/journal", get(journal::stream))
             .route("/health", get(catalog::health))
             .route("/metrics", get(catalog::metrics))
             .fallback(no_route)
@@ -264,6 +301,17 @@ impl App {
             .layer(from_fn_with_state(self.clone(), guard::guard))
             .with_state(self.clone())
     }
+}
+
+fn open_journal(config: &JournalConfig, state: Option<&Path>) -> Result<Option<Arc<Journal>>, ServeError> {
+    if !config.enabled {
+        return Ok(None);
+    }
+    let dir = config.dir.clone().or_else(|| state.map(|state| state.join("journal")));
+    let (prompts, max_file, max_total) = (config.prompts, config.max_file, config.max_total);
+    let options = JournalOptions { dir: dir.clone(), prompts, max_file, max_total };
+    let failed = |error| ServeError::Journal { dir: dir.unwrap_or_default(), error };
+    Journal::open(&options).map(Some).map_err(failed)
 }
 
 /// Finds or fetches a model and starts an engine on it.

@@ -41,6 +41,8 @@ pub enum Kind {
     MediaType,
     /// No key, or a wrong one.
     Unauthorized,
+    /// The key is good, and not for this.
+    Forbidden,
     /// No model of that name is served.
     UnknownModel,
     /// No such route, or no such thing on it.
@@ -100,6 +102,9 @@ impl Kind {
             Self::MediaType => row((415, INVALID), "unsupported_media_type", (415, "api_usage_error")),
             Self::Unauthorized => {
                 row((401, "authentication_error"), "invalid_api_key", (401, "authentication_error"))
+            }
+            Self::Forbidden => {
+                row((403, "permission_error"), "operators_only", (403, "authentication_error"))
             }
             Self::UnknownModel => row((404, INVALID), "model_not_found", (400, "api_usage_error")),
             Self::NotFound => row((404, INVALID), "not_found", (404, "api_usage_error")),
@@ -301,6 +306,7 @@ mod tests {
             Kind::BodyTooLarge,
             Kind::MediaType,
             Kind::Unauthorized,
+            Kind::Forbidden,
             Kind::UnknownModel,
             Kind::NotFound,
             Kind::Method,

@@ -4,14 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forkpoint::policy::{Fallback, FaultKind, Limits, Plan, PolicyOptions, PolicySettings};
+use forkpoint::policy::{Fallback, FaultKind, Plan, PolicyOptions, PolicyRules};
 
 use super::{Bench, fault, generated, say, text, with};
 
-fn limits(change: impl FnOnce(&mut Limits)) -> PolicySettings {
-    let mut settings = PolicySettings::default();
-    change(&mut settings.limits);
-    settings
+fn rules(text: &str) -> PolicyRules {
+    toml::from_str(text).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,8 +63,8 @@ async fn each_way_to_misbehave_is_told_apart() {
 async fn a_chain_that_never_returns_is_ended_link_by_link() {
     let names = ["first", "second", "third"];
     let change = |options: &mut PolicyOptions| {
-        let endless = PolicySettings { fallback: Fallback::Next, ..PolicySettings::default() };
-        options.settings.extend(names.map(|name| (name.to_owned(), endless.clone())));
+        let endless = PolicyRules { fallback: Some(Fallback::Next), ..PolicyRules::default() };
+        options.rules.extend(names.map(|name| (name.to_owned(), endless.clone())));
     };
     let bench = Bench::start(&["first=scripted", "second=scripted", "third=scripted"], change).await;
     let start = Instant::now();
@@ -81,10 +79,10 @@ async fn a_chain_that_never_returns_is_ended_link_by_link() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_leads_to_the_fallback_that_is_set() {
-    let set = |fallback| PolicySettings { fallback, ..PolicySettings::default() };
+    let set = |fallback| PolicyRules { fallback: Some(fallback), ..PolicyRules::default() };
     let change = |options: &mut PolicyOptions| {
-        options.settings.insert("skips".into(), set(Fallback::Next));
-        options.settings.insert("refuses".into(), set(Fallback::Reject));
+        options.rules.insert("skips".into(), set(Fallback::Next));
+        options.rules.insert("refuses".into(), set(Fallback::Reject));
     };
     let bench = Bench::start(&["skips=scripted", "refuses=scripted", "v1=reply-v1"], change).await;
     {
@@ -107,7 +105,7 @@ async fn a_fault_leads_to_the_fallback_that_is_set() {
 #[tokio::test(flavor = "multi_thread")]
 async fn processor_time_is_the_guests_own_and_wall_time_is_all() {
     // A guest that waits for the engine longer than its processor time lasts has done nothing wrong.
-    let settings = limits(|limits| (limits.cpu_ms, limits.generated_tokens) = (20, 100_000));
+    let settings = rules("[limits]\ncpu_ms = 20\ngenerated_tokens = 100_000");
     let bench = Bench::start(&["scripted"], with(settings)).await;
     let routed = bench.run("scripted", "draft:400\necho").await;
     assert!(text(&routed).starts_with("draft"));
@@ -121,8 +119,7 @@ async fn processor_time_is_the_guests_own_and_wall_time_is_all() {
     bench.end().await;
 
     // One that spins or waits beyond its wall time is ended, and what it waited for with it.
-    let settings =
-        limits(|limits| (limits.cpu_ms, limits.wall_ms, limits.generated_tokens) = (60_000, 50, 100_000));
+    let settings = rules("[limits]\ncpu_ms = 60_000\nwall_ms = 50\ngenerated_tokens = 100_000");
     let bench = Bench::start(&["scripted"], with(settings)).await;
     for script in ["loop", &"draft:3000\n".repeat(50)] {
         let start = Instant::now();
@@ -136,7 +133,7 @@ async fn processor_time_is_the_guests_own_and_wall_time_is_all() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_spinning_guest_does_not_hold_the_thread() {
-    let bench = Bench::start(&["scripted"], with(limits(|limits| limits.cpu_ms = 400))).await;
+    let bench = Bench::start(&["scripted"], with(rules("[limits]\ncpu_ms = 400"))).await;
     let bench = Arc::new(bench);
     // On the one worker thread both, so that only a true yield lets the other run.
     let spinning = tokio::spawn({
@@ -160,7 +157,7 @@ async fn a_spinning_guest_does_not_hold_the_thread() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_pool_is_said_to_be_busy_and_serves_again() {
-    let settings = limits(|limits| limits.cpu_ms = 1000);
+    let settings = rules("[limits]\ncpu_ms = 1000");
     let change = |options: &mut PolicyOptions| {
         (options.concurrency, options.queue_wait) = (1, Duration::from_millis(50));
         options.defaults = settings;
@@ -181,7 +178,7 @@ async fn a_full_pool_is_said_to_be_busy_and_serves_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_takes_the_guest_along() {
-    let settings = limits(|limits| (limits.cpu_ms, limits.generated_tokens) = (60_000, 100_000));
+    let settings = rules("[limits]\ncpu_ms = 60_000\ngenerated_tokens = 100_000");
     let change = |options: &mut PolicyOptions| (options.concurrency, options.defaults) = (1, settings);
     let bench = Bench::start(&["scripted"], change).await;
     for script in ["loop", &"draft:3000\n".repeat(50)] {
@@ -196,7 +193,7 @@ async fn a_client_that_leaves_takes_the_guest_along() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_asks_for_more_memory_than_32_bits_hold_is_a_mistake_of_the_operator() {
     let mut options = PolicyOptions::new("nowhere");
-    options.settings.insert("huge".into(), limits(|limits| limits.memory_mb = 5000));
+    options.rules.insert("huge".into(), rules("[limits]\nmemory_mb = 5000"));
     let error = forkpoint::policy::Policies::start(options).await.err().unwrap().to_string();
     assert!(error.contains("huge") && error.contains("4095"), "{error}");
 }

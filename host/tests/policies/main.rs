@@ -3,8 +3,10 @@
 //! `tests/fixtures/scripted.wasm` does what the request's last turn says; its README lists the commands.
 
 mod faults;
+mod fuzz;
 mod loading;
 mod plans;
+mod platform;
 mod reload;
 
 use std::fs;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkpoint::policy::{
-    Fault, GeneratePlan, Plan, Policies, PolicyOptions, PolicySettings, PolicyStatus, RouteRequest, Routed,
+    Fault, GeneratePlan, Plan, Policies, PolicyOptions, PolicyRules, PolicyStatus, RouteRequest, Routed,
 };
 use forkpoint_engine::{Conversation, Engine, Message, Options, Role};
 use tempfile::TempDir;
@@ -108,9 +110,9 @@ fn say(text: &str) -> RouteRequest {
     }
 }
 
-/// Settings of the one policy that a test is about.
-fn with(settings: PolicySettings) -> impl FnOnce(&mut PolicyOptions) {
-    move |options| options.defaults = settings
+/// Rules for the one policy that a test is about.
+fn with(rules: PolicyRules) -> impl FnOnce(&mut PolicyOptions) {
+    move |options| options.defaults = rules
 }
 
 /// The reply of a plan that is one.

@@ -1,8 +1,6 @@
 //! Plans that come out of policies, and what policies see and keep on the way.
 
-use std::collections::BTreeMap;
-
-use forkpoint::policy::{CHAIN_EXHAUSTED, Limits, Plan, PolicyOptions, PolicySettings};
+use forkpoint::policy::{CHAIN_EXHAUSTED, Plan, PlanRecord, PolicyOptions, PolicyRules};
 use forkpoint_engine::{Message, Role, Rung, Tool};
 use serde_json::json;
 
@@ -61,7 +59,7 @@ async fn questions_are_answered_and_traced() {
     assert!(lines[1].starts_with("boolean ") && !lines[1].contains("probe"), "{}", lines[1]);
 
     let step = &routed.trace.steps[0];
-    assert_eq!((step.plan, step.reason.as_str()), (Some("reply"), "echo"));
+    assert_eq!((step.plan.as_ref().map(PlanRecord::kind), step.reason.as_str()), (Some("reply"), "echo"));
     let [decision, probed] = &step.decisions[..] else { panic!("{:?}", step.decisions) };
     assert_eq!(probed.answers[0].rung, Rung::Labels);
     assert_eq!((decision.questions.len(), decision.answers.len()), (3, 3));
@@ -110,9 +108,8 @@ async fn the_requests_session_stays_as_it_is_whatever_a_policy_does() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn budgets_answer_the_policy_and_do_not_end_it() {
-    let limits =
-        Limits { decisions: 3, forks: 1, generated_tokens: 4, decided_tokens: 300, ..Limits::default() };
-    let bench = Bench::start(&["scripted"], with(PolicySettings { limits, ..Default::default() })).await;
+    let rules = "[limits]\ndecisions = 3\nforks = 1\ngenerated_tokens = 4\ndecided_tokens = 300";
+    let bench = Bench::start(&["scripted"], with(toml::from_str(rules).unwrap())).await;
     let ask = "ask:boolean:Is it?\nask:boolean:Is it not?\ndecide\n";
     let notes = bench.notes("scripted", &ask.repeat(2)).await;
     let lines: Vec<&str> = notes.lines().collect();
@@ -138,12 +135,9 @@ async fn budgets_answer_the_policy_and_do_not_end_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_sees_what_it_is_granted_and_keeps_what_it_stored() {
-    let settings = PolicySettings {
-        config: BTreeMap::from([("threshold".to_owned(), "0.8".to_owned())]),
-        headers: vec!["X-Tenant".into()],
-        ..PolicySettings::default()
-    };
-    let bench = Bench::start(&["scripted", "other=scripted"], with(settings)).await;
+    let rules = "config = { threshold = 0.8 }\ngrant = { headers = ['X-Tenant'] }";
+    let rules: PolicyRules = toml::from_str(rules).unwrap();
+    let bench = Bench::start(&["scripted", "other=scripted"], with(rules)).await;
     let mut request =
         say("config:threshold\nconfig:nothing\nheader:x-tenant\nheader:authorization\nrequest\necho");
     request.headers = vec![("x-tenant".into(), "acme".into()), ("authorization".into(), "secret".into())];
@@ -199,7 +193,12 @@ async fn a_chain_is_asked_in_order_until_someone_has_a_plan() {
     {
         let routed = chain(&["first", "v1"], "next").await;
         assert_eq!((text(&routed).as_str(), routed.policy.as_str()), ("v1", "v1"));
-        let asked: Vec<_> = routed.trace.steps.iter().map(|step| (step.policy.as_str(), step.plan)).collect();
+        let asked: Vec<_> = routed
+            .trace
+            .steps
+            .iter()
+            .map(|step| (step.policy.as_str(), step.plan.as_ref().map(PlanRecord::kind)))
+            .collect();
         assert_eq!(asked, [("first", Some("next")), ("v1", Some("reply"))]);
 
         let routed = chain(&["first", "v1"], "reply:mine").await;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forkpoint::config::{Bytes, Config};
+use forkpoint::config::{Bytes, Config, StateConfig};
 use forkpoint::serve::{Server, bind};
 use reqwest::header::HeaderMap;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
@@ -59,6 +59,7 @@ impl Subject {
         config.plugins.dir = plugins.path().to_owned();
         config.plugins.cache = Some(repository("target/test-cache"));
         config.plugins.concurrency = 8;
+        config.state.dir = Some(StateConfig::MEMORY.into());
         change(&mut config);
         let listener = bind(config.server.addr).await.unwrap();
         let server = Server::start(&config, listener).await.unwrap();

@@ -22,8 +22,9 @@
 //! # Ok::<(), forkpoint::config::ConfigError>(())
 //! ```
 
+mod bytes;
+
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -33,7 +34,8 @@ use forkpoint_engine::{KvPrecision, Quantize, Tool};
 use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer};
 
-use crate::policy::{PolicySettings, is_policy_name};
+pub use self::bytes::Bytes;
+use crate::policy::{PolicyRules, SomeLimits, is_policy_name};
 
 /// What `forkpoint.toml` says; what it does not say has the default.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -47,8 +49,12 @@ pub struct Config {
     pub plugins: PluginsConfig,
     /// `[routes]`: model names that stand for a list of policies, asked in order.
     pub routes: IndexMap<String, Vec<String>>,
+    /// `[state]`: what outlives the server.
+    pub state: StateConfig,
+    /// `[journal]`: the record of what was decided.
+    pub journal: JournalConfig,
     /// `[policies.<name>]`: what one policy may use.
-    pub policies: BTreeMap<String, PolicySettings>,
+    pub policies: BTreeMap<String, PolicyRules>,
     /// `[upstreams.<name>]`: model servers elsewhere.
     pub upstreams: BTreeMap<String, UpstreamConfig>,
     /// `[tools.<name>]`: tools that a policy may mount besides those of the request.
@@ -65,6 +71,10 @@ pub struct ServerConfig {
     pub api_keys_env: Option<String>,
     /// A file that holds API keys, one a line; `#` starts a comment.
     pub api_keys_file: Option<PathBuf>,
+    /// An environment variable that holds the keys of operators, who may change policies and read the journal.
+    pub admin_keys_env: Option<String>,
+    /// A file of such keys.
+    pub admin_keys_file: Option<PathBuf>,
     /// Largest body, after decompression.
     pub max_body_bytes: Bytes,
     /// Requests answered at once; more get 429.
@@ -83,6 +93,8 @@ impl Default for ServerConfig {
             addr: SocketAddr::from(([127, 0, 0, 1], 8000)),
             api_keys_env: None,
             api_keys_file: None,
+            admin_keys_env: None,
+            admin_keys_file: None,
             max_body_bytes: Bytes(8 << 20),
             max_in_flight: 256,
             max_connections: 1024,
@@ -154,7 +166,7 @@ fn some_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
 }
 
 /// `[plugins]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PluginsConfig {
     /// Where `name.wasm` is dropped, replaced and removed.
@@ -169,8 +181,10 @@ pub struct PluginsConfig {
     pub max_file: Bytes,
     /// Fit probes from the examples beside policies, and keep the hidden states that they read.
     pub probes: bool,
-    /// Settings of policies that have no table of their own.
-    pub defaults: PolicySettings,
+    /// What holds for every policy, unless its manifest or its own table says otherwise.
+    pub defaults: PolicyRules,
+    /// The most that a manifest may ask for, unless the policy's own table says otherwise.
+    pub ceiling: SomeLimits,
 }
 
 impl Default for PluginsConfig {
@@ -182,7 +196,60 @@ impl Default for PluginsConfig {
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),
             probes: true,
-            defaults: PolicySettings::default(),
+            defaults: PolicyRules::default(),
+            ceiling: SomeLimits::default(),
+        }
+    }
+}
+
+/// `[state]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StateConfig {
+    /// The folder for what policies store, for versions of policies and for the journal; `memory` keeps nothing. None
+    /// takes one for this plugins folder among the user's.
+    pub dir: Option<PathBuf>,
+}
+
+impl StateConfig {
+    /// The word that keeps nothing.
+    pub const MEMORY: &'static str = "memory";
+
+    /// The folder for a server of these plugins; none keeps everything in memory.
+    #[must_use]
+    pub fn folder(&self, plugins: &Path) -> Option<PathBuf> {
+        match &self.dir {
+            Some(dir) if dir == Path::new(Self::MEMORY) => None,
+            Some(dir) => Some(dir.clone()),
+            None => Some(crate::folders::state_folder(plugins)),
+        }
+    }
+}
+
+/// `[journal]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct JournalConfig {
+    /// Write it at all.
+    pub enabled: bool,
+    /// Write prompts, tools and granted headers down as well.
+    pub prompts: bool,
+    /// Its folder; none takes `journal` in the state's.
+    pub dir: Option<PathBuf>,
+    /// A file is followed by another once it has so many bytes.
+    pub max_file: Bytes,
+    /// The oldest files are removed once all have so many bytes.
+    pub max_total: Bytes,
+}
+
+impl Default for JournalConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            prompts: false,
+            dir: None,
+            max_file: Bytes(64 << 20),
+            max_total: Bytes(1 << 30),
         }
     }
 }
@@ -303,6 +370,8 @@ impl Config {
             ("server.max_body_bytes", self.server.max_body_bytes.0),
             ("server.request_timeout_ms", self.server.request_timeout_ms),
             ("plugins.concurrency", u64::from(self.plugins.concurrency)),
+            ("journal.max_file", self.journal.max_file.0),
+            ("journal.max_total", self.journal.max_total.0),
         ];
         match at_least_one.iter().find(|(_, value)| *value == 0) {
             Some((key, _)) => Err(ConfigError::value(*key, "must be at least 1, got 0")),
@@ -327,81 +396,6 @@ impl Config {
                 Ok(Tool { name: name.clone(), description: tool.description.clone(), parameters })
             })
             .collect()
-    }
-}
-
-/// A number of bytes, written `1073741824`, `"1GiB"`, `"512 MB"` or `"1.5G"` (G and GiB are 2^30, GB is 10^9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bytes(pub u64);
-
-impl FromStr for Bytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a size; write it like 1073741824, 512MiB or 1GiB");
-        let trimmed = text.trim();
-        let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
-        let (number, unit) = trimmed.split_at(digits);
-        let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-            "" | "b" => 1,
-            "k" | "kib" => 1 << 10,
-            "m" | "mib" => 1 << 20,
-            "g" | "gib" => 1 << 30,
-            "t" | "tib" => 1 << 40,
-            "kb" => 1_000,
-            "mb" => 1_000_000,
-            "gb" => 1_000_000_000,
-            "tb" => 1_000_000_000_000,
-            _ => return Err(wrong()),
-        };
-        if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(factor).map(Self).ok_or_else(wrong);
-        }
-        let part: f64 = number.parse().map_err(|_| wrong())?;
-        let bytes = part * factor as f64;
-        // Beyond 2^53 the fraction is noise, and no machine has it.
-        if bytes < 9e15 { Ok(Self(bytes as u64)) } else { Err(wrong()) }
-    }
-}
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
-            if self.0 >= 1 << shift {
-                let value = self.0 as f64 / (1u64 << shift) as f64;
-                let decimals = usize::from(!self.0.is_multiple_of(1 << shift));
-                return write!(formatter, "{value:.decimals$} {unit}");
-            }
-        }
-        write!(formatter, "{} B", self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct BytesVisitor;
-
-        impl serde::de::Visitor<'_> for BytesVisitor {
-            type Value = Bytes;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a number of bytes or a size such as \"1GiB\"")
-            }
-
-            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Bytes, E> {
-                u64::try_from(value).map(Bytes).map_err(|_| E::custom("a size must not be negative"))
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Bytes, E> {
-                Ok(Bytes(value))
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Bytes, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-
-        deserializer.deserialize_any(BytesVisitor)
     }
 }
 
@@ -467,25 +461,6 @@ mod tests {
         for (text, message) in cases {
             let error = Config::parse(text).unwrap_err().to_string();
             assert!(error.contains(message), "{text}\n{error}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_read_and_shown() {
-        let cases = [
-            ("1073741824", 1 << 30, "1 GiB"),
-            ("1GiB", 1 << 30, "1 GiB"),
-            ("1.5g", 3 << 29, "1.5 GiB"),
-            (" 512 MB ", 512_000_000, "488.3 MiB"),
-            ("10k", 10 << 10, "10 KiB"),
-            ("7", 7, "7 B"),
-        ];
-        for (text, bytes, shown) in cases {
-            assert_eq!(text.parse::<Bytes>().unwrap(), Bytes(bytes), "{text}");
-            assert_eq!(Bytes(bytes).to_string(), shown);
-        }
-        for bad in ["", "GiB", "1 parsec", "-1", "1.2.3", "99999999T"] {
-            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
         }
     }
 }

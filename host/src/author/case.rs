@@ -1,0 +1,179 @@
+//! Test cases of policies: a folder each, with what a client sends, what the engine answers and what must come of it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkpoint_engine::{Conversation, Engine, Sampling};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::expect::{differences, outcome};
+use super::script::Script;
+use crate::policy::offline::OfflineSession;
+use crate::policy::{RouteRequest, SamplingOverrides, Step, Workbench, WorkbenchError, WorkbenchOptions};
+use crate::wire::chat::ChatRequest;
+
+/// A case, read.
+#[derive(Debug)]
+pub struct Case {
+    /// The folder's path under the one that was named.
+    pub name: String,
+    request: RouteRequest,
+    script: Arc<Script>,
+    config: BTreeMap<String, String>,
+    store: BTreeMap<String, String>,
+    expected: Value,
+}
+
+/// How a case went.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// The case.
+    pub name: String,
+    /// What was not as expected; empty when it passed.
+    pub faults: Vec<String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// The folders of cases under one: those that hold a `request.json`.
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn find(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    if folder.join("request.json").is_file() {
+        found.push(folder.to_owned());
+        return Ok(found);
+    }
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    entries.sort();
+    for entry in entries.into_iter().filter(|entry| entry.is_dir()) {
+        found.extend(find(&entry)?);
+    }
+    Ok(found)
+}
+
+impl Case {
+    /// Reads a case.
+    ///
+    /// # Errors
+    /// A sentence with the file that is missing or cannot be read.
+    pub fn read(folder: &Path, name: String) -> Result<Self, String> {
+        let body: Value = required(folder, "request.json")?;
+        let headers: BTreeMap<String, String> = optional(folder, "headers.json")?.unwrap_or_default();
+        let request = request(&body, headers).map_err(|error| format!("request.json: {error}"))?;
+        let script = match text(folder, "answers.json")? {
+            Some(text) => Script::parse(&text).map_err(|error| format!("answers.json: {error}"))?,
+            None => Script::default(),
+        };
+        let scalars = |file: &str| -> Result<BTreeMap<String, String>, String> {
+            let values: BTreeMap<String, Value> = optional(folder, file)?.unwrap_or_default();
+            values
+                .into_iter()
+                .map(|(key, value)| Ok((key, scalar(value).map_err(|e| format!("{file}: {e}"))?)))
+                .collect()
+        };
+        Ok(Self {
+            name,
+            request,
+            script: Arc::new(script),
+            config: scalars("config.json")?,
+            store: scalars("store.json")?,
+            expected: required(folder, "expect.json")?,
+        })
+    }
+
+    /// Runs the case, on an engine where one is given, else on what the script answers.
+    ///
+    /// # Errors
+    /// When the component would not be served.
+    pub async fn run(
+        &self,
+        component: &Path,
+        cache: Option<PathBuf>,
+        live: Option<&Engine>,
+    ) -> Result<Verdict, WorkbenchError> {
+        let options = WorkbenchOptions { config: self.config.clone(), cache, metered: false };
+        let mut bench = Workbench::load(component, &options)?;
+        let mut faults = Vec::new();
+        if let Err(error) = bench.store(&self.store) {
+            faults.push(format!("store.json: {error}"));
+        }
+        let start = Instant::now();
+        let step = match live {
+            None => {
+                let session = OfflineSession::holding(&self.request.messages, self.script.clone());
+                Ok(bench.call(&self.request, session).await)
+            }
+            Some(engine) => self.live(&bench, engine).await,
+        };
+        let took = start.elapsed();
+        match step {
+            Ok(step) => {
+                faults.extend(self.script.faults());
+                let found = differences(&self.expected, &outcome(&step, &bench.stored()));
+                // A fault that nobody expected explains the rest.
+                let told = step.fault.as_ref().filter(|_| !found.is_empty());
+                faults.extend(told.map(|fault| format!("the call ended with {fault}")));
+                faults.extend(found);
+            }
+            Err(error) => faults.push(error),
+        }
+        bench.close().await;
+        Ok(Verdict { name: self.name.clone(), faults, took })
+    }
+
+    async fn live(&self, bench: &Workbench, engine: &Engine) -> Result<Step, String> {
+        let conversation = Conversation { messages: self.request.messages.clone(), tools: Vec::new() };
+        let session = engine.open(conversation, "").await.map_err(|error| error.to_string())?;
+        Ok(bench.call_live(&self.request, session).await)
+    }
+}
+
+/// A chat request's body as a policy would see it.
+///
+/// # Errors
+/// As the server would refuse it.
+pub fn request(body: &Value, headers: BTreeMap<String, String>) -> Result<RouteRequest, String> {
+    let chat = ChatRequest::read(body, &Sampling::default()).map_err(|error| error.to_string())?;
+    Ok(RouteRequest {
+        id: "test".to_owned(),
+        model: chat.model.clone().unwrap_or_else(|| "auto".to_owned()),
+        messages: chat.conversation.messages,
+        tools: chat.conversation.tools,
+        sampling: SamplingOverrides::set_in(body, &chat.sampling),
+        drafts: chat.sampling,
+        headers: headers.into_iter().collect(),
+        ..RouteRequest::default()
+    })
+}
+
+fn scalar(value: Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text),
+        Value::Number(number) => Ok(number.to_string()),
+        Value::Bool(value) => Ok(value.to_string()),
+        other => Err(format!("expected text, a number or a boolean, got {other}")),
+    }
+}
+
+fn text(folder: &Path, file: &str) -> Result<Option<String>, String> {
+    match std::fs::read_to_string(folder.join(file)) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{file}: {error}")),
+    }
+}
+
+fn optional<T: DeserializeOwned>(folder: &Path, file: &str) -> Result<Option<T>, String> {
+    let text = text(folder, file)?;
+    text.map(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}"))).transpose()
+}
+
+fn required<T: DeserializeOwned>(folder: &Path, file: &str) -> Result<T, String> {
+    optional(folder, file)?.ok_or_else(|| format!("{file} is not there"))
+}

@@ -1,0 +1,9 @@
+//! What authors of policies work with, none of which needs a server: test cases, replays of a journal, and a lint of
+//! questions.
+
+pub mod case;
+pub mod expect;
+pub mod label;
+pub mod lint;
+pub mod replay;
+pub mod script;

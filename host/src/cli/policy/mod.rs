@@ -1,0 +1,138 @@
+//! `forkpoint policy`.
+
+mod bench;
+mod check;
+mod explain;
+mod replay;
+mod test;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+
+use self::bench::BenchArgs;
+use self::check::CheckArgs;
+use self::explain::ExplainArgs;
+use self::replay::ReplayArgs;
+use self::test::TestArgs;
+use super::files::{read_file, write_file};
+use super::on_runtime;
+use crate::guest_tools;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum PolicyCommand {
+    /// Say whether a component would be served, what it asks for and what a call costs.
+    #[command(after_help = "\
+Examples:
+  forkpoint policy check plugins/shell-gate.wasm
+  forkpoint policy check my-gate.wasm --request request.json --json")]
+    Check(CheckArgs),
+    /// Run test cases, with no model unless one is named.
+    #[command(after_help = "\
+Examples:
+  forkpoint policy test my-gate                                  my-gate/my-gate.wasm on my-gate/tests
+  forkpoint policy test examples/auto/tests --policy plugins/auto.wasm
+  forkpoint policy test my-gate --junit report.xml
+  forkpoint policy test my-gate --live --model smollm2-135m      a real model answers
+
+docs/testing-policies.md has the format of a case.")]
+    Test(TestArgs),
+    /// Run a policy over a journal, with no model, and show which plans would change.
+    #[command(after_help = "\
+Examples:
+  forkpoint policy replay ~/.local/state/forkpoint/*/journal --policy new.wasm --name shell-gate
+  forkpoint policy replay journal.jsonl --policy plugins/shell-gate.wasm --set deny-at=0.7
+  forkpoint policy replay journal.jsonl --label corrections.jsonl --into plugins/shell-gate.probes/shell.jsonl")]
+    Replay(ReplayArgs),
+    /// Send one request through a policy and show each step, with probabilities.
+    #[command(after_help = "\
+Examples:
+  forkpoint policy explain shell-gate \"remove every file under /var/lib\"
+  forkpoint policy explain ./my-gate.wasm --request request.json")]
+    Explain(ExplainArgs),
+    /// Measure compilation, loading and calls, beside wasmtime alone.
+    #[command(after_help = "Example:\n  forkpoint policy bench plugins/*.wasm")]
+    Bench(BenchArgs),
+    /// Make a component of a core module, such as clang and TinyGo build.
+    #[command(after_help = "\
+Examples:
+  forkpoint policy componentize gate.core.wasm plugins/gate.wasm
+  forkpoint policy componentize gate.core.wasm plugins/gate.wasm --adapt    built for wasm32-wasip1
+  forkpoint policy componentize - - < in.wasm > out.wasm")]
+    Componentize {
+        /// The core module; - reads standard input.
+        input: PathBuf,
+        /// Where the component goes; - writes standard output.
+        output: PathBuf,
+        /// Link the adapter from WASI preview 1.
+        #[arg(long)]
+        adapt: bool,
+        /// The contract, for a module that does not carry it [default: the one built in].
+        #[arg(long, value_name = "DIR")]
+        wit: Option<PathBuf>,
+    },
+    /// Write bindings of the contract for a language.
+    #[command(subcommand)]
+    Bindgen(BindgenCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum BindgenCommand {
+    /// For C: policy.h, policy.c and an object to link.
+    #[command(after_help = "Example:\n  forkpoint policy bindgen c --wit wit build/bindings")]
+    C {
+        /// The contract.
+        #[arg(long, value_name = "DIR")]
+        wit: PathBuf,
+        /// The folder to write into.
+        out_dir: PathBuf,
+    },
+}
+
+impl PolicyCommand {
+    pub(super) fn run(self) -> Result<()> {
+        match self {
+            Self::Check(args) => on_runtime(args.run()),
+            Self::Test(args) => on_runtime(args.run()),
+            Self::Replay(args) => on_runtime(args.run()),
+            Self::Explain(args) => on_runtime(args.run()),
+            Self::Bench(args) => on_runtime(args.run()),
+            Self::Componentize { input, output, adapt, wit } => {
+                let core = read_file(&input)?;
+                let component = guest_tools::componentize(&core, adapt, wit.as_deref())
+                    .with_context(|| format!("cannot make a component of {}", input.display()))?;
+                write_file(&output, &component)
+            }
+            Self::Bindgen(BindgenCommand::C { wit, out_dir }) => {
+                let written = guest_tools::bindgen_c(&wit, &out_dir)?;
+                for path in written {
+                    eprintln!("wrote {}", path.display());
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// `key=value`, as `--set` takes it.
+fn pair(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').ok_or_else(|| format!("expected key=value, got {text:?}"))?;
+    Ok((pair.0.trim().to_owned(), pair.1.to_owned()))
+}
+
+fn table(pairs: &[(String, String)]) -> BTreeMap<String, String> {
+    pairs.iter().cloned().collect()
+}
+
+/// Where compiled code is kept, the server's own place.
+fn code_cache() -> Option<PathBuf> {
+    Some(crate::folders::cache_folder().join("policies"))
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
+}

@@ -1,0 +1,43 @@
+//! Where files lie that the user did not name a place for.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+/// What may be deleted at any time: `$FORKPOINT_CACHE`, else `$XDG_CACHE_HOME/forkpoint`, else `~/.cache/forkpoint`.
+#[must_use]
+pub fn cache_folder() -> PathBuf {
+    set("FORKPOINT_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("forkpoint")))
+        .or_else(|| set("HOME").map(|home| home.join(".cache").join("forkpoint")))
+        .unwrap_or_else(|| std::env::temp_dir().join("forkpoint"))
+}
+
+/// What outlives a server of these plugins: a folder of its own in `$XDG_STATE_HOME/forkpoint`, else in
+/// `~/.local/state/forkpoint`.
+#[must_use]
+pub fn state_folder(plugins: &Path) -> PathBuf {
+    let all = set("XDG_STATE_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".local").join("state")))
+        .unwrap_or_else(std::env::temp_dir);
+    // A folder that is not there yet has no other name to go by.
+    let plugins = plugins.canonicalize().or_else(|_| std::path::absolute(plugins));
+    let mut hash = DefaultHasher::new();
+    plugins.unwrap_or_default().hash(&mut hash);
+    all.join("forkpoint").join(format!("{:016x}", hash.finish()))
+}
+
+fn set(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_plugins_folder_has_a_state_of_its_own() {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert_eq!(state_folder(one.path()), state_folder(&one.path().join(".")));
+        assert_ne!(state_folder(one.path()), state_folder(other.path()));
+    }
+}

@@ -1,0 +1,240 @@
+//! What operators do to policies besides dropping files.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::loader::{self, LoadCode, LoadError};
+use super::manifest::Manifest;
+use super::publish::{blocking, read_manifest};
+use super::registry::Entry;
+use super::status::PolicyStatus;
+use super::watch::MANIFEST;
+use super::{Policies, is_policy_name};
+
+/// Why a policy was not changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChangeError {
+    /// There is no policy of that name.
+    #[error("no policy {0:?}")]
+    Unknown(String),
+    /// The name cannot be a policy's.
+    #[error("{0:?} cannot be a policy's name: 1 to 64 of a-z, 0-9, - and _, a letter or digit first")]
+    Name(String),
+    /// The component or manifest was refused; nothing changed.
+    #[error(transparent)]
+    Refused(#[from] LoadError),
+    /// It cannot be done as things stand.
+    #[error("{0}")]
+    Conflict(String),
+    /// The disk does not take it.
+    #[error("cannot write {path}: {error}")]
+    Disk {
+        /// What was to be written.
+        path: String,
+        /// The system's reason.
+        error: String,
+    },
+}
+
+impl Policies {
+    /// Takes a component as a new version: checked first, then written to the directory as a file that is dropped
+    /// there would be, and served.
+    ///
+    /// # Errors
+    /// When it is refused or cannot be written: what was there stays.
+    pub async fn upload(&self, name: &str, component: Bytes) -> Result<PolicyStatus, ChangeError> {
+        named(name)?;
+        let shared = &self.shared;
+        let beside = shared.options.dir.join(format!("{name}{MANIFEST}"));
+        let most = shared.options.max_file;
+        let bytes = component.clone();
+        let source = blocking(move || {
+            let mut source = loader::source(bytes, most)?;
+            source.manifest = read_manifest(&beside, &source.bytes)?;
+            Ok(source)
+        });
+        let source = source.await?;
+        let hash = source.hash.clone();
+        let apart = Entry::apart(0);
+        shared.check(name, &apart, source).await?;
+        // Uploaded on purpose: a version that was taken back before may serve again.
+        let again = move |standing: &mut super::state_dir::Standing| {
+            standing.withdrawn.take_if(|withdrawn| *withdrawn == hash);
+        };
+        self.remember(name, again).await?;
+        self.write(&format!("{name}.wasm"), component).await?;
+        shared.load(name).await?;
+        self.status(name)
+    }
+
+    /// Takes a policy's manifest: checked first, then written beside its component.
+    ///
+    /// # Errors
+    /// When it cannot be read, does not fit the component, or cannot be written: what was there stays.
+    pub async fn describe(&self, name: &str, manifest: Bytes) -> Result<PolicyStatus, ChangeError> {
+        named(name)?;
+        let shared = &self.shared;
+        let refused = |message: String| LoadError::new(LoadCode::Manifest, message);
+        let text = std::str::from_utf8(&manifest).map_err(|error| refused(error.to_string()))?;
+        let read = Manifest::parse(text).map_err(|error| refused(error.to_string()))?;
+        let path = shared.options.dir.join(format!("{name}.wasm"));
+        if path.exists() {
+            let most = shared.options.max_file;
+            let mut source = blocking(move || loader::read(&path, most)).await?;
+            source.manifest = Some(read);
+            shared.check(name, &Entry::apart(0), source).await?;
+        }
+        self.write(&format!("{name}{MANIFEST}"), manifest.clone()).await?;
+        // Without a component it waits for one.
+        if self.get(name).is_some() {
+            match shared.load(name).await {
+                // It holds for the version that serves in the place of the one that was taken back.
+                Err(error) if error.code != LoadCode::Withdrawn => return Err(error.into()),
+                _ => {}
+            }
+        }
+        self.status(name)
+    }
+
+    /// Takes a policy's component and manifest out of the directory. What it stored stays.
+    ///
+    /// # Errors
+    /// When there is none, or the files cannot be removed.
+    pub async fn remove(&self, name: &str) -> Result<(), ChangeError> {
+        self.known(name)?;
+        for file in [format!("{name}.wasm"), format!("{name}{MANIFEST}")] {
+            let path = self.shared.options.dir.join(&file);
+            match tokio::fs::remove_file(&path).await {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(ChangeError::Disk { path: file, error: error.to_string() });
+                }
+                _ => {}
+            }
+        }
+        self.shared.registry.remove(name);
+        tracing::info!(target: "policy", policy = name, "removed");
+        Ok(())
+    }
+
+    /// Switches a policy off, over restarts too; its file stays.
+    ///
+    /// # Errors
+    /// When there is none, or that cannot be written down.
+    pub async fn disable(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
+        let entry = self.known(name)?;
+        let _turn = entry.turn.lock().await;
+        self.remember(name, |standing| standing.disabled = true).await?;
+        self.shared.registry.disable(name, &entry);
+        tracing::info!(target: "policy", policy = name, "disabled");
+        self.status(name)
+    }
+
+    /// Switches a policy on again.
+    ///
+    /// # Errors
+    /// When there is none, that cannot be written down, or its file is refused.
+    pub async fn enable(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
+        self.known(name)?;
+        self.remember(name, |standing| standing.disabled = false).await?;
+        self.shared.load(name).await?;
+        self.status(name)
+    }
+
+    /// Lets the version on trial serve every session.
+    ///
+    /// # Errors
+    /// When none is on trial.
+    pub async fn promote(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
+        self.known(name)?;
+        if self.shared.registry.candidate(name).is_none() {
+            return Err(ChangeError::Conflict(format!("no version of {name} is on trial")));
+        }
+        self.shared.promote(name).await;
+        self.status(name)
+    }
+
+    /// Takes back the version on trial; where none is, the version that serves, for the one before it.
+    ///
+    /// # Errors
+    /// When there is no earlier version.
+    pub async fn roll_back(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
+        let entry = self.known(name)?;
+        if self.shared.registry.candidate(name).is_some() {
+            self.shared.withdraw(name, "by an operator").await;
+            return self.status(name);
+        }
+        let _turn = entry.turn.lock().await;
+        let Some(now) = self.shared.registry.current(name) else {
+            return Err(ChangeError::Conflict(format!("no version of {name} is served")));
+        };
+        let standing = self.shared.standings.of(name);
+        let before = standing.proven.iter().rev().find(|hash| **hash != now.hash).cloned();
+        let Some(before) = before else {
+            return Err(ChangeError::Conflict(format!(
+                "no version of {name} before {} is kept",
+                now.version()
+            )));
+        };
+        self.shared.serve_kept(name, &entry, &now.settings, Some(&before)).await?;
+        let withdrawn = now.hash.clone();
+        self.remember(name, move |standing| {
+            standing.proven.retain(|hash| *hash != withdrawn);
+            standing.withdrawn = Some(withdrawn);
+        })
+        .await?;
+        tracing::warn!(target: "policy", policy = name, from = now.version(), "rolled back by an operator");
+        let message = format!("version {} was rolled back: by an operator", now.version());
+        self.shared.registry.fail(&entry, &LoadError::new(LoadCode::Withdrawn, message));
+        self.status(name)
+    }
+
+    fn known(&self, name: &str) -> Result<Arc<Entry>, ChangeError> {
+        let known = self.get(name).and_then(|_| self.shared.registry.entry(name));
+        known.ok_or_else(|| ChangeError::Unknown(name.to_owned()))
+    }
+
+    fn status(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
+        self.get(name).ok_or_else(|| ChangeError::Unknown(name.to_owned()))
+    }
+
+    async fn remember(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut super::state_dir::Standing) + Send + 'static,
+    ) -> Result<(), ChangeError> {
+        let written = self.shared.standings.remember(name, change).await;
+        written.map_err(|error| ChangeError::Disk { path: "the server's state".to_owned(), error })
+    }
+
+    /// Writes a file of the directory. It is the old one or the new one, whole.
+    async fn write(&self, file: &str, bytes: Bytes) -> Result<(), ChangeError> {
+        let path = self.shared.options.dir.join(file);
+        let written = tokio::task::spawn_blocking(move || replace(&path, &bytes)).await;
+        let failed = |error: String| ChangeError::Disk { path: file.to_owned(), error };
+        written.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
+    }
+}
+
+fn named(name: &str) -> Result<(), ChangeError> {
+    if is_policy_name(name) { Ok(()) } else { Err(ChangeError::Name(name.to_owned())) }
+}
+
+/// Writes beside the target, brings it to the disk, and renames.
+fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let mut file = tempfile::Builder::new().prefix(".forkpoint-").tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+    }
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! From a file that came to rest to a version that serves: read, checked, compiled, tried, published or put on trial.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::canary;
+use super::capabilities::Capabilities;
+use super::fault::{Fault, FaultKind};
+use super::guest::Place;
+use super::loader::{self, LoadCode, LoadError, Source};
+use super::manifest::{MAX_MANIFEST, Manifest};
+use super::plan::Allowed;
+use super::registry::{self, Entry, Published};
+use super::run::{self, Patience};
+use super::settings::PolicySettings;
+use super::store::KeyValue;
+use super::watch::{Change, MANIFEST, PROBES};
+use super::{CANARY_WALL, Shared};
+
+/// What a load came to.
+enum Loaded {
+    /// A version that is new.
+    New(Published),
+    /// One that is served or tried already, with what may have changed beside it.
+    Same(Published),
+}
+
+impl Shared {
+    /// Brings a policy's file to service, or says in its status why not. What is served stays so when any step fails.
+    pub(super) async fn load(&self, name: &str) -> Result<(), LoadError> {
+        let entry = self.registry.begin(name, || match &self.standings.disk {
+            Some(state) => KeyValue::open(state.clone(), name),
+            None => KeyValue::new(0),
+        });
+        let _turn = entry.turn.lock().await;
+        let outcome = self.load_file(name, &entry).await;
+        let error = match outcome {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let served = self.registry.current(name).map(|version| version.version().to_owned());
+        tracing::warn!(target: "policy", policy = name, %error, still_serving = served, "not loaded");
+        self.registry.fail(&entry, &error);
+        Err(error)
+    }
+
+    async fn load_file(&self, name: &str, entry: &Arc<Entry>) -> Result<(), LoadError> {
+        let standing = self.standings.of(name);
+        if standing.disabled {
+            self.registry.disable(name, entry);
+            return Ok(());
+        }
+        let source = self.read(&self.options.dir, name).await?;
+        let settings = Arc::new(self.settings_of(name, &source)?);
+        if standing.withdrawn.as_deref() == Some(source.hash.as_str()) {
+            // With the settings of now.
+            self.serve_kept(name, entry, &settings, standing.proven.last()).await?;
+            let message = format!(
+                "version {} was rolled back; another file or an upload replaces it",
+                source.version()
+            );
+            return Err(LoadError::new(LoadCode::Withdrawn, message));
+        }
+        let component = source.bytes.clone();
+        match self.prepare(name, entry, source, settings.clone()).await? {
+            Loaded::Same(version) => self.registry.keep(entry, &version),
+            Loaded::New(version) => {
+                let hash = version.hash.clone();
+                self.standings.keep(name, &hash, component).await;
+                let before = standing.proven.last().filter(|proven| **proven != hash);
+                if settings.canary.is_some()
+                    && self.registry.current(name).is_none()
+                    && let Some(before) = before
+                {
+                    // The server was started in the middle of a trial.
+                    if let Err(error) = self.serve_kept(name, entry, &settings, Some(before)).await {
+                        tracing::warn!(target: "policy", policy = name, %error, "no earlier version to try beside");
+                    }
+                }
+                match settings.canary.filter(|_| self.registry.current(name).is_some()) {
+                    Some(canary) => {
+                        let (version_name, share) = (version.version().to_owned(), canary.share.get());
+                        tracing::info!(target: "policy", policy = name, version = version_name, share, "on trial");
+                        self.registry.try_out(version, canary);
+                    }
+                    None => {
+                        tracing::info!(target: "policy", policy = name, version = version.version(), "serving");
+                        self.registry.publish(version);
+                        self.standings.prove(name, &hash).await;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves a version that was kept, with the settings of now.
+    pub(super) async fn serve_kept(
+        &self,
+        name: &str,
+        entry: &Arc<Entry>,
+        settings: &Arc<PolicySettings>,
+        hash: Option<&String>,
+    ) -> Result<(), LoadError> {
+        let gone = || LoadError::new(LoadCode::Unreadable, "no earlier version is kept");
+        let path = hash.and_then(|hash| self.standings.version(name, hash)).ok_or_else(gone)?;
+        let most = self.options.max_file;
+        let source = blocking(move || loader::read(&path, most)).await?;
+        match self.prepare(name, entry, source, settings.clone()).await? {
+            Loaded::Same(version) => self.registry.keep(entry, &version),
+            Loaded::New(version) => self.registry.publish(version),
+        }
+        Ok(())
+    }
+
+    /// The component and the manifest of a name in a folder.
+    async fn read(&self, dir: &Path, name: &str) -> Result<Source, LoadError> {
+        let (path, beside) = (dir.join(format!("{name}.wasm")), dir.join(format!("{name}{MANIFEST}")));
+        let most = self.options.max_file;
+        blocking(move || {
+            let mut source = loader::read(&path, most)?;
+            source.manifest = read_manifest(&beside, &source.bytes)?;
+            Ok(source)
+        })
+        .await
+    }
+
+    /// What holds for a component with its manifest.
+    fn settings_of(&self, name: &str, source: &Source) -> Result<PolicySettings, LoadError> {
+        if let Some(pin) = source.manifest.as_ref().and_then(|manifest| manifest.sha256.as_ref())
+            && *pin != source.hash
+        {
+            let message = format!("the manifest pins sha256 {pin}, the file has {}", source.hash);
+            return Err(LoadError::new(LoadCode::Pin, message));
+        }
+        let settings = self.options.settings_of(name, source.manifest.as_ref());
+        if !settings.refused.is_empty() {
+            let refused = settings.refused.join("; ");
+            tracing::warn!(target: "policy", policy = name, "asks for more than it is granted: {refused}");
+        }
+        Ok(settings)
+    }
+
+    /// Whether a component with its manifest could serve; nothing is changed.
+    pub(super) async fn check(
+        &self,
+        name: &str,
+        apart: &Arc<Entry>,
+        source: Source,
+    ) -> Result<(), LoadError> {
+        let settings = Arc::new(self.settings_of(name, &source)?);
+        self.prepare(name, apart, source, settings).await.map(drop)
+    }
+
+    /// Compiles a component and tries it with the canary call, unless its very version is there already.
+    async fn prepare(
+        &self,
+        name: &str,
+        entry: &Arc<Entry>,
+        source: Source,
+        settings: Arc<PolicySettings>,
+    ) -> Result<Loaded, LoadError> {
+        let there = [self.registry.current(name), self.registry.candidate(name).map(|tried| tried.version)];
+        let probes = match &self.shelf {
+            Some(shelf) => {
+                let folder = self.options.dir.join(format!("{name}{PROBES}"));
+                let before = there[0].as_ref().and_then(|now| now.probes.clone()).unwrap_or_default();
+                Some(Arc::new(shelf.load(name, folder, &before).await))
+            }
+            None => None,
+        };
+        if let Some(same) = there.into_iter().flatten().find(|version| version.hash == source.hash) {
+            check_contract(source.manifest.as_ref(), &same.contract)?;
+            return Ok(Loaded::Same(Published { settings, probes, ..Published::clone(&same) }));
+        }
+        let _permit = self.compilers.acquire().await;
+        let (hash, bytes) = (source.hash.clone(), source.bytes.len() as u64);
+        let (linker, cache) = (self.runtime.linker.clone(), self.cache.clone());
+        let manifest = source.manifest.clone();
+        let linked = blocking(move || loader::link(linker, cache.as_ref(), &source)).await?;
+        check_contract(manifest.as_ref(), &linked.contract)?;
+        let version = Published {
+            name: name.into(),
+            hash,
+            contract: linked.contract,
+            bytes,
+            loaded_at: registry::now(),
+            pre: linked.pre,
+            settings,
+            probes,
+            entry: entry.clone(),
+        };
+        self.try_out(&version).await?;
+        Ok(Loaded::New(version))
+    }
+
+    /// The canary call. Which plan a policy makes of it does not matter, nor that it makes none; that it survives
+    /// does, and that the plan is one that some server could carry out.
+    async fn try_out(&self, version: &Published) -> Result<(), LoadError> {
+        let request = canary::request();
+        let wall = CANARY_WALL.min(version.settings.limits.wall());
+        let patience = Patience { queue: self.options.queue_wait, wall };
+        let place = Place::Offline(canary::session());
+        // It may do everything, and leaves nothing behind that requests see.
+        let settings =
+            PolicySettings { capabilities: Capabilities::all(), ..PolicySettings::clone(&version.settings) };
+        let entry = Entry::apart(settings.limits.store_bytes);
+        let apart = Published { entry, settings: Arc::new(settings), ..version.clone() };
+        let allowed = Allowed { names: None, capabilities: &apart.settings.capabilities, request: &request };
+        let called = run::call(&self.runtime, &apart, &allowed, place, patience).await;
+        match called.step.fault {
+            Some(Fault { kind: FaultKind::Error, message }) => {
+                tracing::debug!(target: "policy", policy = &*version.name, message, "the canary got an error");
+                Ok(())
+            }
+            Some(fault) => {
+                let message = format!("the canary call ended with {fault}");
+                Err(LoadError::new(LoadCode::Canary, message))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The manifest beside a component, or inside it.
+pub(super) fn read_manifest(beside: &Path, component: &[u8]) -> Result<Option<Manifest>, LoadError> {
+    let refused = |error: String| LoadError::new(LoadCode::Manifest, error);
+    let name = beside.file_name().unwrap_or_default().to_string_lossy();
+    let read = match std::fs::metadata(beside) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Manifest::embedded(component)
+                .transpose()
+                .map_err(|error| refused(format!("in its section {}: {error}", super::MANIFEST_SECTION)));
+        }
+        Err(error) => Err(error),
+        Ok(metadata) if metadata.len() > MAX_MANIFEST => {
+            return Err(refused(format!("{name} has {} bytes, the most is {MAX_MANIFEST}", metadata.len())));
+        }
+        Ok(_) => std::fs::read_to_string(beside),
+    };
+    let text = read.map_err(|error| refused(format!("{name}: {error}")))?;
+    Manifest::parse(&text).map(Some).map_err(|error| refused(format!("{name}: {error}")))
+}
+
+/// Whether a manifest names the contract that its component was built against: `0.1` stands for every 0.1.x.
+pub(super) fn check_contract(manifest: Option<&Manifest>, built: &str) -> Result<(), LoadError> {
+    let Some(named) = manifest.and_then(|manifest| manifest.contract.as_deref()) else { return Ok(()) };
+    if built == named || built.strip_prefix(named).is_some_and(|rest| rest.starts_with('.')) {
+        return Ok(());
+    }
+    let message = format!("the manifest names the contract {named}, the component was built against {built}");
+    Err(LoadError::new(LoadCode::WrongWorld, message))
+}
+
+/// Runs what blocks on a thread for that.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
+) -> Result<T, LoadError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(LoadError::new(LoadCode::Compile, format!("the loader broke off: {error}"))),
+    }
+}
+
+pub(super) async fn load(shared: Arc<Shared>, name: String) -> String {
+    // The error is in the log and in the status.
+    let _ = shared.load(&name).await;
+    name
+}
+
+/// Carries out the watcher's changes: files side by side, the changes of one file in order, until the watcher is
+/// gone and the last is done.
+pub(super) async fn follow(shared: Arc<Shared>, mut changes: mpsc::UnboundedReceiver<Change>) {
+    let mut loads = JoinSet::new();
+    let mut names = HashMap::new();
+    let mut waiting: HashMap<String, bool> = HashMap::new();
+    let mut open = true;
+    while open || !loads.is_empty() {
+        let change = tokio::select! {
+            change = changes.recv(), if open => match change {
+                Some(change) if names.values().any(|name| *name == change.name) => {
+                    waiting.insert(change.name, change.present);
+                    continue;
+                }
+                Some(change) => change,
+                None => {
+                    open = false;
+                    waiting.clear();
+                    continue;
+                }
+            },
+            Some(done) = loads.join_next_with_id(), if !loads.is_empty() => {
+                let id = match &done {
+                    Ok((id, _)) => *id,
+                    Err(error) => error.id(),
+                };
+                let Some(name) = names.remove(&id) else { continue };
+                let Some(present) = waiting.remove(&name) else { continue };
+                Change { name, present }
+            }
+        };
+        if change.present {
+            let task = loads.spawn(load(shared.clone(), change.name.clone()));
+            names.insert(task.id(), change.name);
+        } else if shared.registry.remove(&change.name) {
+            tracing::info!(target: "policy", policy = change.name, "no longer served");
+        }
+    }
+}

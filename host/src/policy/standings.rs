@@ -1,0 +1,85 @@
+//! Which versions of policies have proven themselves, in memory and on the disk where the server has a folder for its
+//! state.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use super::state_dir::{Standing, StateDir};
+
+/// The standings of all policies.
+#[derive(Default)]
+pub(super) struct Standings {
+    /// None keeps everything in memory.
+    pub(super) disk: Option<Arc<StateDir>>,
+    memory: Mutex<HashMap<String, Standing>>,
+}
+
+impl Standings {
+    pub(super) fn new(disk: Option<Arc<StateDir>>) -> Self {
+        Self { disk, memory: Mutex::default() }
+    }
+
+    /// What is remembered of a policy.
+    pub(super) fn of(&self, policy: &str) -> Standing {
+        match &self.disk {
+            Some(disk) => disk.standing(policy),
+            None => {
+                let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+                memory.get(policy).cloned().unwrap_or_default()
+            }
+        }
+    }
+
+    /// Changes what is remembered, on the disk before this returns.
+    ///
+    /// # Errors
+    /// When the disk does not take it.
+    pub(super) async fn remember(
+        &self,
+        policy: &str,
+        change: impl FnOnce(&mut Standing) + Send + 'static,
+    ) -> Result<(), String> {
+        let Some(disk) = self.disk.clone() else {
+            let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            change(memory.entry(policy.to_owned()).or_default());
+            return Ok(());
+        };
+        let policy = policy.to_owned();
+        let written = tokio::task::spawn_blocking(move || disk.remember(&policy, change).map(drop));
+        written.await.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// A version serves every session from now on. A failure to write that down is logged: it serves all the same.
+    pub(super) async fn prove(&self, policy: &str, hash: &str) {
+        let hash = hash.to_owned();
+        let written = self.remember(policy, move |standing| {
+            standing.proven.retain(|proven| *proven != hash);
+            standing.proven.push(hash);
+            standing.withdrawn = None;
+        });
+        if let Err(error) = written.await {
+            tracing::warn!(target: "policy", policy, error, "the version is not remembered");
+        }
+    }
+
+    /// Keeps a version's component for a way back. A failure is logged.
+    pub(super) async fn keep(&self, policy: &str, hash: &str, component: Bytes) {
+        let Some(disk) = self.disk.clone() else { return };
+        let (name, hash) = (policy.to_owned(), hash.to_owned());
+        let kept = tokio::task::spawn_blocking(move || disk.keep(&name, &hash, &component)).await;
+        let error = match kept {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(target: "policy", policy, error, "the version is not kept for a way back");
+    }
+
+    /// Where a version's component is kept.
+    pub(super) fn version(&self, policy: &str, hash: &str) -> Option<PathBuf> {
+        Some(self.disk.as_ref()?.version(policy, hash)).filter(|path| path.exists())
+    }
+}

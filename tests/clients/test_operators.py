@@ -1,0 +1,150 @@
+"""An operator's hour in small: faults that are all accounted for, an end by force, a disk that is full, a plugins folder
+that goes. FORKPOINT_HOUR=10 makes it ten times as long."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from server import ROOT, TINY, Server
+
+HOUR = int(os.environ.get("FORKPOINT_HOUR", "1"))
+SCRIPTED = ROOT / "tests/fixtures/scripted.wasm"
+ADMIN = {"ADMIN": "root"}
+
+
+def plugins(folder: Path) -> Path:
+    there = folder / "plugins"
+    there.mkdir(exist_ok=True)
+    shutil.copy(SCRIPTED, there / "p.wasm")
+    return there
+
+
+def call(server, script: str, name: str = "p", request_id: str | None = None) -> tuple[int, str, str]:
+    """Status, reason and text of one request."""
+    body = {"model": name, "messages": [{"role": "user", "content": script}], "max_tokens": 1, "temperature": 0}
+    headers = {"content-type": "application/json"} | ({"x-request-id": request_id} if request_id else {})
+    request = urllib.request.Request(server.url + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            text = json.load(response)["choices"][0]["message"]["content"]
+            return response.status, response.headers["x-forkpoint-reason"], text
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers.get("x-forkpoint-reason", ""), ""
+
+
+def upload(server, name: str, component: bytes) -> int:
+    request = urllib.request.Request(f"{server.url}/v1/policies/{name}", component, method="PUT")
+    request.add_header("authorization", "Bearer root")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def records(folder: Path) -> list[dict]:
+    files = sorted(folder.glob("journal-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def test_every_answer_of_a_policy_that_traps_is_accounted_for(tmp_path):
+    state = tmp_path / "state"
+    server = Server(tmp_path, plugins=plugins(tmp_path), model=TINY, env={"FORKPOINT_STATE": str(state)})
+    count = 1000 * HOUR
+
+    def one(n: int):
+        return call(server, "trap" if n % 10 == 0 else "because:fine\nreply:ok", request_id=f"r{n}")[:2]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(one, range(count)))
+    server.wait_until_nothing_is_held()
+    server.stop()
+    assert Counter(answers) == {(200, "fine"): count - count // 10, (200, "policy-trap"): count // 10}
+    kept = {record["id"]: record for record in records(state / "journal")}
+    assert len(kept) == count
+    for n, (status, reason) in enumerate(answers):
+        record = kept[f"r{n}"]
+        assert (record["outcome"]["status"], record["reason"]) == (status, reason)
+
+
+def test_an_end_by_force_loses_no_counter_and_no_version(tmp_path):
+    state = {"FORKPOINT_STATE": str(tmp_path / "state")} | ADMIN
+    config = '[server]\nadmin_keys_env = "ADMIN"\n'
+    server = Server(tmp_path, plugins=plugins(tmp_path), model=TINY, env=state, config=config)
+    assert upload(server, "q", (ROOT / "tests/fixtures/reply-v1.wasm").read_bytes()) == 200
+    acknowledged, done = [0], threading.Event()
+
+    def count():
+        while not done.is_set():
+            try:
+                status, _, text = call(server, "add:n\necho")
+            except (urllib.error.URLError, ConnectionError, OSError):
+                return
+            assert status == 200
+            acknowledged[0] = max(acknowledged[0], int(text.removeprefix("add ")))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while acknowledged[0] < 200 * HOUR:
+        done.wait(0.01)
+    assert upload(server, "q", (ROOT / "tests/fixtures/reply-v2.wasm").read_bytes()) == 200
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    server.log.close()
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    server = Server(tmp_path, plugins=tmp_path / "plugins", model=TINY, env=state, config=config)
+    counted = int(call(server, "add:n\necho")[2].removeprefix("add "))
+    # Four requests may have been counted without an answer.
+    assert acknowledged[0] < counted <= acknowledged[0] + 5
+    assert call(server, "hello", "q")[2] == "v2"
+    assert all(record["v"] == 1 for record in records(tmp_path / "state/journal")), "no half line"
+    server.stop()
+
+
+def test_a_full_disk_is_survived_and_counted(tmp_path):
+    journal = tmp_path / "journal"
+    config = f'[journal]\ndir = "{journal}"\n'
+    # What is compiled is in the cache before the disk is full.
+    Server(tmp_path, plugins=plugins(tmp_path), model=TINY, config=config).stop()
+
+    def full():
+        # Writing beyond this fails, as on a full disk, and does not end the process.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    server = Server(tmp_path, plugins=tmp_path / "plugins", model=TINY, config=config, before=full)
+    for _ in range(40):
+        assert call(server, "reply:" + "x" * 10)[0] == 200
+    assert server.metric("forkpoint_journal_lost_total") > 0
+    assert server.metric("forkpoint_journal_lost_total") + server.metric("forkpoint_journal_written_total") == 40
+    server.stop()
+    assert all(record["v"] == 1 for record in records(journal)), "no half line"
+
+
+def test_a_plugins_folder_that_goes_takes_nothing_away(tmp_path):
+    config = '[server]\nadmin_keys_env = "ADMIN"\n'
+    there = plugins(tmp_path)
+    server = Server(tmp_path, plugins=there, model=TINY, config=config, env=ADMIN)
+    shutil.rmtree(there)
+    # Nothing can be written where a file has taken the folder's place.
+    there.write_text("")
+    threading.Event().wait(3)
+    assert call(server, "reply:still here")[2] == "still here"
+    assert upload(server, "q", SCRIPTED.read_bytes()) == 500
+    there.unlink()
+    there.mkdir()
+    assert upload(server, "q", SCRIPTED.read_bytes()) == 200
+    assert call(server, "reply:new", "q")[2] == "new"
+    server.stop()
