@@ -17,12 +17,15 @@ A record is a table of SOURCES.toml beside the component:
               from the root of the repository, SHA256 is that of the file, in hex. Source files are those that SHARED
               names for the language and all in the folder except *.md and what lies in target/
     component SHA-256 of the component, in hex
+
+A manifest, NAME.toml in the folder above the source, is copied to beside the component.
 """
 
 import argparse
 import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -56,6 +59,11 @@ class Guest:
     @property
     def path(self) -> pathlib.Path:
         return (self.folder or pathlib.Path()) / f"{self.name}.wasm"
+
+    @property
+    def manifest(self) -> pathlib.Path:
+        """What the policy asks for, where it says so: served from beside the component."""
+        return self.source.parent / f"{self.name}.toml"
 
     def sources(self) -> str:
         """The hash that the record's `sources` holds."""
@@ -157,6 +165,11 @@ def record(built: list[Guest]) -> None:
         path.write_text(comment + ("\n" if comment else "") + body)
 
 
+def same(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Whether the files hold the same; a source without a manifest says nothing of the other."""
+    return not one.exists() or (other.exists() and one.read_bytes() == other.read_bytes())
+
+
 def check(all_guests: list[Guest]) -> int:
     faults = 0
     for guest in (guest for guest in all_guests if guest.folder):
@@ -167,6 +180,8 @@ def check(all_guests: list[Guest]) -> int:
             fault = "is not what SOURCES.toml records"
         elif guest.sources() != guest.record.get("sources"):
             fault = f"was built from other sources: run examples/build.py {guest.name}"
+        elif not same(guest.manifest, guest.path.with_suffix(".toml")):
+            fault = f"has another manifest than its source: run examples/build.py {guest.name}"
         else:
             continue
         faults += 1
@@ -209,7 +224,10 @@ def main() -> int:
     else:
         options.out.mkdir(parents=True, exist_ok=True)
     for guest in chosen:
-        guest.build(options.out.resolve() / guest.path.name if options.out else guest.path)
+        path = options.out.resolve() / guest.path.name if options.out else guest.path
+        guest.build(path)
+        if guest.manifest.exists():
+            shutil.copyfile(guest.manifest, path.with_suffix(".toml"))
     if not options.out:
         record(chosen)
     return 0

@@ -47,16 +47,16 @@ pub fn config_or<T: FromStr<Err: Display>>(key: &str, default: T) -> Result<T> {
 /// When the key is set to what is not a `T` of the range. A threshold that is not a number would hold for nothing.
 pub fn config_within<T>(key: &str, default: T, range: impl RangeBounds<T> + Debug) -> Result<T>
 where
-    T: FromStr<Err: Display> + PartialOrd,
+    T: FromStr<Err: Display> + PartialOrd + Display,
 {
     within(key, config_or(key, default)?, range)
 }
 
-fn within<T: PartialOrd>(key: &str, value: T, range: impl RangeBounds<T> + Debug) -> Result<T> {
+fn within<T: PartialOrd + Display>(key: &str, value: T, range: impl RangeBounds<T> + Debug) -> Result<T> {
     if range.contains(&value) {
         return Ok(value);
     }
-    Err(Error::Policy(format!("config {key} must be within {range:?}")))
+    Err(Error::Policy(format!("config {key} = {value}: must lie within {range:?}")))
 }
 
 fn parse_or<T: FromStr<Err: Display>>(key: &str, value: Option<String>, default: T) -> Result<T> {
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(within("t", 1.0, 0.0..=1.0).unwrap(), 1.0);
         for bad in [1.5, -0.1, f64::NAN, f64::INFINITY] {
             let error = within("t", bad, 0.0..=1.0).unwrap_err().to_string();
-            assert_eq!(error, "config t must be within 0.0..=1.0", "{bad}");
+            assert_eq!(error, format!("config t = {bad}: must lie within 0.0..=1.0"));
         }
         assert!(within("n", 0, 1..).is_err());
     }

@@ -40,12 +40,19 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
             return Ok(on_failure.because("store-failed", message).label("tenant", tenant));
         }
     };
-    let used = (charged.requests as f64 / quota.requests as f64).max(charged.tokens as f64 / quota.tokens as f64);
+    let used =
+        (charged.requests as f64 / quota.requests as f64).max(charged.tokens as f64 / quota.tokens as f64);
     let minutes = quota.window.as_secs().div_ceil(60);
     let routing = if let Some(code) = charged.over {
-        reject(429, code, format!("The quota of this tenant is used up; it is renewed within {minutes} minutes."))
+        reject(
+            429,
+            code,
+            format!("The quota of this tenant is used up; it is renewed within {minutes} minutes."),
+        )
     } else if used >= degrade_at {
-        generate().max_tokens(request.sampling.max_tokens.map_or(short, |most| most.min(short))).because("degraded")
+        generate()
+            .max_tokens(request.sampling.max_tokens.map_or(short, |most| most.min(short)))
+            .because("degraded")
     } else {
         within.because("within", "")
     };

@@ -61,14 +61,16 @@ mod tests {
 
     #[test]
     fn a_share_is_about_as_large_as_it_says() {
-        let count = |salt, percent| (0..20_000).filter(|n| in_share(bucket(salt, &n.to_string()), percent)).count();
+        let count =
+            |salt, percent| (0..20_000).filter(|n| in_share(bucket(salt, &n.to_string()), percent)).count();
         assert!((900..1100).contains(&count("a", 5.0)), "{}", count("a", 5.0));
         assert_eq!((count("a", 0.0), count("a", 100.0)), (0, 20_000));
     }
 
     #[test]
     fn a_larger_share_holds_the_smaller_and_a_salt_deals_anew() {
-        let members = |salt, percent| (0..2000).filter(move |n| in_share(bucket(salt, &n.to_string()), percent));
+        let members =
+            |salt, percent| (0..2000).filter(move |n| in_share(bucket(salt, &n.to_string()), percent));
         let more: Vec<i32> = members("a", 20.0).collect();
         assert!(members("a", 5.0).all(|n| more.contains(&n)));
         let other: Vec<i32> = members("b", 20.0).collect();

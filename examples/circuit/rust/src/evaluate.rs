@@ -59,7 +59,9 @@ fn mark(node: &Node, gates: &mut [bool], questions: &mut [bool]) {
 fn holds(node: &Node, gates: &[Option<bool>], answers: &[Option<Answer>], said: &str) -> Option<bool> {
     match node {
         Node::Word(word) => Some(said.contains(word)),
-        Node::Probability(at, name, from) => answers[*at].as_ref().map(|answer| answer.probability(name) >= *from),
+        Node::Probability(at, name, from) => {
+            answers[*at].as_ref().map(|answer| answer.probability(name) >= *from)
+        }
         Node::Level(at, from) => answers[*at].as_ref().map(|answer| answer.level >= *from),
         Node::Gate(gate) => gates[*gate],
         Node::Not(part) => holds(part, gates, answers, said).map(|held| !held),
@@ -118,8 +120,15 @@ mod tests {
         assert_eq!(found(r#""q""#, "", "a"), Found::Unsure(0));
         assert_eq!(found(r#"{"not": "q"}"#, "", "a"), Found::Unsure(0));
         assert_eq!(found(r#"{"all": ["q", {"word": "b"}]}"#, "", "a"), Found::None, "the word fails already");
-        assert_eq!(found(r#"{"any": ["q", {"word": "a"}]}"#, "", "a"), Found::Rule(0), "the word holds already");
-        assert_eq!(found(r#"{"at-least": 2, "of": ["q", {"word": "a"}, {"word": "b"}]}"#, "", "a"), Found::Unsure(0));
+        assert_eq!(
+            found(r#"{"any": ["q", {"word": "a"}]}"#, "", "a"),
+            Found::Rule(0),
+            "the word holds already"
+        );
+        assert_eq!(
+            found(r#"{"at-least": 2, "of": ["q", {"word": "a"}, {"word": "b"}]}"#, "", "a"),
+            Found::Unsure(0)
+        );
     }
 
     #[test]
@@ -132,6 +141,9 @@ mod tests {
     #[test]
     fn only_the_questions_that_matter_are_asked() {
         assert_eq!(one(r#""g""#, r#""g": {"any": ["q", {"word": "a"}]}"#).questions_from(0), [0]);
-        assert!(one(r#""g""#, r#""g": {"word": "a"}, "h": "q""#).questions_from(0).is_empty(), "h leads nowhere");
+        assert!(
+            one(r#""g""#, r#""g": {"word": "a"}, "h": "q""#).questions_from(0).is_empty(),
+            "h leads nowhere"
+        );
     }
 }

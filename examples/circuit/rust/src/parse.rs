@@ -44,7 +44,9 @@ pub(crate) fn circuit(text: &str) -> Parsed<Circuit> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let top = object(&value, "the circuit", &["questions", "gates", "rules", "unsure", "otherwise"])?;
     let empty = Map::new();
-    let table = |key: &str| top.get(key).map_or(Ok(&empty), |value| value.as_object().ok_or(format!("{key}: expected an object")));
+    let table = |key: &str| {
+        top.get(key).map_or(Ok(&empty), |value| value.as_object().ok_or(format!("{key}: expected an object")))
+    };
     let (asked, gated) = (table("questions")?, table("gates")?);
     for name in asked.keys().chain(gated.keys()) {
         code("a name", name)?;
@@ -78,20 +80,26 @@ struct Names<'a> {
 
 impl Names<'_> {
     fn rule(&self, value: &Value, at: &str, conditional: bool) -> Parsed<Rule> {
-        let known: &[&str] = if conditional { &["when", "then", "reason", "message"] } else { &["then", "reason", "message"] };
+        let known: &[&str] =
+            if conditional { &["when", "then", "reason", "message"] } else { &["then", "reason", "message"] };
         let rule = object(value, at, known)?;
-        let text = |key: &str| rule.get(key).and_then(Value::as_str).ok_or(format!("{at}.{key}: expected a text"));
+        let text =
+            |key: &str| rule.get(key).and_then(Value::as_str).ok_or(format!("{at}.{key}: expected a text"));
         let reason = text("reason")?.to_owned();
         code(&format!("{at}.reason"), &reason)?;
         Ok(Rule {
             when: if conditional {
-                self.node(rule.get("when").ok_or(format!("{at}.when: expected a condition"))?, &format!("{at}.when"))?
+                self.node(
+                    rule.get("when").ok_or(format!("{at}.when: expected a condition"))?,
+                    &format!("{at}.when"),
+                )?
             } else {
                 Node::AtLeast(0, Vec::new())
             },
             then: text("then")?.parse().map_err(|what| format!("{at}.then: {what}"))?,
             reason,
-            message: if rule.contains_key("message") { text("message")? } else { "Refused by a rule." }.to_owned(),
+            message: if rule.contains_key("message") { text("message")? } else { "Refused by a rule." }
+                .to_owned(),
         })
     }
 
@@ -102,10 +110,14 @@ impl Names<'_> {
                 None => self.question(name, at).map(|index| Node::Probability(index, "yes".into(), 0.5)),
             };
         }
-        let node = object(value, at, &["word", "question", "is", "from", "all", "any", "not", "at-least", "of"])?;
+        let node =
+            object(value, at, &["word", "question", "is", "from", "all", "any", "not", "at-least", "of"])?;
         let keys: Vec<&str> = node.keys().map(String::as_str).collect();
         let list = |key: &str| -> Parsed<Vec<Node>> {
-            let parts = node[key].as_array().filter(|parts| !parts.is_empty()).ok_or(format!("{at}.{key}: expected a list"))?;
+            let parts = node[key]
+                .as_array()
+                .filter(|parts| !parts.is_empty())
+                .ok_or(format!("{at}.{key}: expected a list"))?;
             parts.iter().enumerate().map(|(n, part)| self.node(part, &format!("{at}.{key}[{n}]"))).collect()
         };
         // A map's keys come sorted.
@@ -120,7 +132,9 @@ impl Names<'_> {
             ["at-least", "of"] => {
                 let parts = list("of")?;
                 match node["at-least"].as_u64() {
-                    Some(least) if (1..=parts.len() as u64).contains(&least) => Ok(Node::AtLeast(least as usize, parts)),
+                    Some(least) if (1..=parts.len() as u64).contains(&least) => {
+                        Ok(Node::AtLeast(least as usize, parts))
+                    }
                     _ => Err(format!("{at}.at-least: expected a number from 1 to {}", parts.len())),
                 }
             }
@@ -134,7 +148,10 @@ impl Names<'_> {
         let name = node["question"].as_str().ok_or(format!("{at}.question: expected a name"))?;
         let index = self.question(name, at)?;
         let (is, from) = (node.get("is").and_then(Value::as_str), node["from"].as_f64());
-        let within = |most: f64| from.filter(|from| (0.0..=most).contains(from)).ok_or(format!("{at}.from: expected a number from 0 to {most}"));
+        let within = |most: f64| {
+            from.filter(|from| (0.0..=most).contains(from))
+                .ok_or(format!("{at}.from: expected a number from 0 to {most}"))
+        };
         match (&self.questions[index].1.criteria, is) {
             (Criteria::Boolean(_), None) => Ok(Node::Probability(index, "yes".into(), within(1.0)?)),
             (Criteria::Score(levels), None) => Ok(Node::Level(index, within(levels.len() as f64 - 1.0)?)),
@@ -159,7 +176,9 @@ fn question(value: &Value, at: &str) -> Parsed<Question> {
     let list = |key: &str, most: usize| -> Parsed<Vec<String>> {
         let parts = asked.get(key).and_then(Value::as_array).into_iter().flatten();
         let texts: Option<Vec<String>> = parts.map(|part| part.as_str().map(str::to_owned)).collect();
-        texts.filter(|texts| (2..=most).contains(&texts.len())).ok_or(format!("{at}.{key}: expected 2 to {most} texts"))
+        texts
+            .filter(|texts| (2..=most).contains(&texts.len()))
+            .ok_or(format!("{at}.{key}: expected 2 to {most} texts"))
     };
     let made = match (text("boolean"), text("choice"), text("score")) {
         (Some(text), None, None) => boolean(text),
@@ -184,7 +203,13 @@ fn object<'a>(value: &'a Value, at: &str, known: &[&str]) -> Parsed<&'a Map<Stri
 
 /// The gates in an order in which each comes after those that it hangs on; gates that hang on themselves are refused.
 fn in_order(gates: &[Node], names: &[&str]) -> Parsed<Vec<usize>> {
-    fn visit(gate: usize, gates: &[Node], names: &[&str], path: &mut Vec<usize>, done: &mut Vec<usize>) -> Parsed<()> {
+    fn visit(
+        gate: usize,
+        gates: &[Node],
+        names: &[&str],
+        path: &mut Vec<usize>,
+        done: &mut Vec<usize>,
+    ) -> Parsed<()> {
         if done.contains(&gate) {
             return Ok(());
         }
@@ -244,25 +269,51 @@ mod tests {
         let q = r#""q": {"boolean": "Is it?"}, "c": {"choice": "Which?", "options": ["x", "y"]}, "s": {"score": "How?", "levels": ["low", "high"]}"#;
         for (gates, rules, expected) in [
             (r#""g": "h""#, "", r#"gates.g: there is no question or gate named "h""#),
-            (r#""g": "h", "h": {"not": "i"}, "i": {"any": ["q", "g"]}"#, "", "gates go round in a circle: g > h > i > g"),
+            (
+                r#""g": "h", "h": {"not": "i"}, "i": {"any": ["q", "g"]}"#,
+                "",
+                "gates go round in a circle: g > h > i > g",
+            ),
             (r#""g": "g""#, "", "gates go round in a circle: g > g"),
             (r#""q": {"word": "a"}"#, "", r#""q" is a question and a gate"#),
             (r#""g": {"xor": ["q"]}"#, "", r#"gates.g: there is no "xor"; there are word, question"#),
             (r#""g": {"all": []}"#, "", "gates.g.all: expected a list"),
             (r#""g": {"word": "a", "not": "q"}"#, "", "gates.g: not, word do not go together"),
-            (r#""g": {"at-least": 3, "of": ["q", "q"]}"#, "", "gates.g.at-least: expected a number from 1 to 2"),
+            (
+                r#""g": {"at-least": 3, "of": ["q", "q"]}"#,
+                "",
+                "gates.g.at-least: expected a number from 1 to 2",
+            ),
             (r#""g": {"question": "q", "from": 1.5}"#, "", "gates.g.from: expected a number from 0 to 1"),
-            (r#""g": {"question": "c", "is": "z", "from": 0.5}"#, "", r#"gates.g.is: expected one of the options of "c""#),
+            (
+                r#""g": {"question": "c", "is": "z", "from": 0.5}"#,
+                "",
+                r#"gates.g.is: expected one of the options of "c""#,
+            ),
             (r#""g": {"question": "s", "is": "low", "from": 0.5}"#, "", r#"gates.g.is: "s" is not a choice"#),
-            ("", r#"{"when": "q", "then": "allow", "reason": "x"}"#, "rules[0].then: expected generate, next"),
-            ("", r#"{"when": "q", "then": "next", "reason": "two words"}"#, "rules[0].reason has 1 to 64 letters"),
+            (
+                "",
+                r#"{"when": "q", "then": "allow", "reason": "x"}"#,
+                "rules[0].then: expected generate, next",
+            ),
+            (
+                "",
+                r#"{"when": "q", "then": "next", "reason": "two words"}"#,
+                "rules[0].reason has 1 to 64 letters",
+            ),
             ("", r#"{"then": "next", "reason": "x"}"#, "rules[0].when: expected a condition"),
         ] {
             let got = error(q, gates, rules);
             assert!(got.starts_with(expected), "{gates} {rules}\n got {got}\nwant {expected}");
         }
-        assert!(error(r#""q": {"boolean": "a", "score": "b"}"#, "", "").starts_with("questions.q: expected one of"));
-        assert!(error(r#""q": {"choice": "a", "options": ["x"]}"#, "", "").starts_with("questions.q.options: expected 2"));
+        assert!(
+            error(r#""q": {"boolean": "a", "score": "b"}"#, "", "")
+                .starts_with("questions.q: expected one of")
+        );
+        assert!(
+            error(r#""q": {"choice": "a", "options": ["x"]}"#, "", "")
+                .starts_with("questions.q.options: expected 2")
+        );
         assert!(error(r#""q r": {"boolean": "a"}"#, "", "").starts_with("a name has 1 to 64 letters"));
         assert!(circuit("{").is_err() && circuit("[]").is_err() && circuit(r#"{"rules": []}"#).is_err());
     }

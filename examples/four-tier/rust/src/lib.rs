@@ -52,18 +52,15 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     }
     let retries = tier::repeats(request, text) + header_retries(request);
     let asked = session.decide([
-        score("How demanding is the last request for a language model?", [
-            "trivial",
-            "simple",
-            "demanding",
-            "expert",
-        ])
+        score(
+            "How demanding is the last request for a language model?",
+            ["trivial", "simple", "demanding", "expert"],
+        )
         .probe("difficulty"),
-        score("What is at stake if the answer to the last request is wrong?", [
-            "nothing much",
-            "some trouble or rework",
-            "money, safety, health or rights",
-        ]),
+        score(
+            "What is at stake if the answer to the last request is wrong?",
+            ["nothing much", "some trouble or rework", "money, safety, health or rights"],
+        ),
         choice("Which domain is the last request in?", DOMAINS),
     ]);
     let [difficulty, stakes, domain] = match asked {

@@ -50,7 +50,9 @@ pub(crate) fn levels(text: &str) -> Result<[f64; 3]> {
     let read: Option<Vec<f64>> = text.split(',').map(|level| level.trim().parse().ok()).collect();
     match read.as_deref() {
         Some(&[a, b, c]) if 0.0 <= a && a <= b && b <= c && c.is_finite() => Ok([a, b, c]),
-        _ => Err(format!("config tier-at = {text:?}: expected three rising levels with commas between").into()),
+        _ => {
+            Err(format!("config tier-at = {text:?}: expected three rising levels with commas between").into())
+        }
     }
 }
 
@@ -75,13 +77,21 @@ mod tests {
     const FLOORS: Floors =
         Floors { levels: [0.75, 1.5, 2.25], stakes_at: 1.5, stakes_tier: 3, careful_tier: 2, sure_from: 0.5 };
 
-    fn tier(difficulty: f64, confidence: f64, stakes: f64, careful: bool, retries: usize) -> (usize, &'static str) {
+    fn tier(
+        difficulty: f64,
+        confidence: f64,
+        stakes: f64,
+        careful: bool,
+        retries: usize,
+    ) -> (usize, &'static str) {
         choose(&Signals { difficulty, confidence, stakes, careful, retries }, &FLOORS)
     }
 
     #[test]
     fn difficulty_sets_the_tier_at_its_levels() {
-        for (difficulty, expected) in [(0.0, 0), (0.74, 0), (0.75, 1), (1.49, 1), (1.5, 2), (2.25, 3), (3.0, 3)] {
+        for (difficulty, expected) in
+            [(0.0, 0), (0.74, 0), (0.75, 1), (1.49, 1), (1.5, 2), (2.25, 3), (3.0, 3)]
+        {
             assert_eq!(tier(difficulty, 0.9, 0.0, false, 0), (expected, "difficulty"), "{difficulty}");
         }
     }

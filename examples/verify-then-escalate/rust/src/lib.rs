@@ -67,7 +67,8 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
 /// Drafts and judges: whether the answer stays here, and the plan.
 fn verify(request: &Request, session: &Session, settings: &Settings) -> Result<(bool, Routing)> {
     let fork = session.fork()?;
-    let most = request.sampling.max_tokens.map_or(settings.draft_tokens, |most| most.min(settings.draft_tokens));
+    let most =
+        request.sampling.max_tokens.map_or(settings.draft_tokens, |most| most.min(settings.draft_tokens));
     let draft = fork.draft(&Sampling { max_tokens: Some(most), ..Sampling::default() })?;
     if draft.text.trim().is_empty() {
         return Ok((false, forward(&settings.upstream).because("escalated").label("why", "empty")));
