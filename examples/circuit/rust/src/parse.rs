@@ -105,9 +105,13 @@ impl Names<'_> {
 
     fn node(&self, value: &Value, at: &str) -> Parsed<Node> {
         if let Some(name) = value.as_str() {
-            return match self.gates.iter().position(|gate| *gate == name) {
-                Some(gate) => Ok(Node::Gate(gate)),
-                None => self.question(name, at).map(|index| Node::Probability(index, "yes".into(), 0.5)),
+            if let Some(gate) = self.gates.iter().position(|gate| *gate == name) {
+                return Ok(Node::Gate(gate));
+            }
+            let index = self.question(name, at)?;
+            return match self.questions[index].1.criteria {
+                Criteria::Boolean(_) => Ok(Node::Probability(index, "yes".into(), 0.5)),
+                _ => Err(format!("{at}: {name:?} is not answered by yes or no; give it a \"from\"")),
             };
         }
         let node =
@@ -291,6 +295,7 @@ mod tests {
                 r#"gates.g.is: expected one of the options of "c""#,
             ),
             (r#""g": {"question": "s", "is": "low", "from": 0.5}"#, "", r#"gates.g.is: "s" is not a choice"#),
+            (r#""g": "c""#, "", r#"gates.g: "c" is not answered by yes or no"#),
             (
                 "",
                 r#"{"when": "q", "then": "allow", "reason": "x"}"#,
