@@ -1,6 +1,6 @@
-//! Tools for guest authors: a core module becomes a component, and the contract becomes C bindings. What
-//! `forkpoint policy componentize` and `forkpoint policy bindgen c` call, so that an author needs no other
-//! tool than a compiler for wasm32.
+//! Tools for guest authors: a core module becomes a component, and the contract becomes bindings for C and Go. What
+//! `forkpoint policy build`, `componentize` and `bindgen c` call, so that an author needs no other tool than a compiler
+//! for wasm32.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub enum GuestToolError {
         /// What to try, or nothing.
         hint: &'static str,
     },
-    /// The C generator refused the world.
+    /// The generator refused the world.
     #[error("cannot generate bindings: {0:#}")]
     Bindgen(anyhow::Error),
     /// A generated file could not be written.
@@ -99,17 +99,46 @@ fn encode(module: &[u8], adapt: bool) -> anyhow::Result<Vec<u8>> {
 /// # Errors
 /// When the WIT does not parse or the files cannot be written.
 pub fn bindgen_c(wit: &Path, out: &Path) -> Result<Vec<PathBuf>, GuestToolError> {
+    generate(wit_bindgen_c::Opts::default().build(), wit, out, <[u8]>::to_vec)
+}
+
+/// Writes Go bindings of the world of `wit`, a folder or one file, into the folder `bindings` of the Go module that lies
+/// at `out` and is called `module`. They import what that module must have: `types`, `runtime`, and
+/// `bindings/export_wit_world` with the function `Route`; wit/go has them. Returns what was written.
+///
+/// # Errors
+/// When the WIT does not parse or the files cannot be written.
+pub fn bindgen_go(wit: &Path, out: &Path, module: &str) -> Result<Vec<PathBuf>, GuestToolError> {
+    let options = wit_bindgen_go::Opts {
+        // What is generated is not read, and formatting it would need gofmt.
+        format: wit_bindgen_go::Format::False,
+        pkg_name: Some(format!("{module}/bindings")),
+        ..wit_bindgen_go::Opts::default()
+    };
+    // The generator's own runtime would have to be fetched from elsewhere.
+    let adapt = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text);
+        text.replace("go.bytecodealliance.org/pkg/wit/", &format!("{module}/")).into_bytes()
+    };
+    generate(options.build(), wit, &out.join("bindings"), adapt)
+}
+
+fn generate(
+    mut generator: Box<dyn wit_bindgen_core::WorldGenerator>,
+    wit: &Path,
+    out: &Path,
+    adapt: impl Fn(&[u8]) -> Vec<u8>,
+) -> Result<Vec<PathBuf>, GuestToolError> {
     let (mut resolve, world) = load_world(Some(wit))?;
     let mut files = wit_bindgen_core::Files::default();
-    wit_bindgen_c::Opts::default()
-        .build()
-        .generate(&mut resolve, world, &mut files)
-        .map_err(GuestToolError::Bindgen)?;
-    fs::create_dir_all(out).map_err(|cause| GuestToolError::Write { path: out.to_owned(), cause })?;
+    generator.generate(&mut resolve, world, &mut files).map_err(GuestToolError::Bindgen)?;
     let mut written = Vec::new();
     for (name, content) in files.iter() {
         let path = out.join(name);
-        fs::write(&path, content).map_err(|cause| GuestToolError::Write { path: path.clone(), cause })?;
+        let folder = path.parent().unwrap_or(out);
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, adapt(content)))
+            .map_err(|cause| GuestToolError::Write { path: path.clone(), cause })?;
         written.push(path);
     }
     Ok(written)
@@ -185,5 +214,18 @@ mod tests {
         let header = written.iter().find(|path| path.extension().is_some_and(|e| e == "h")).unwrap();
         assert!(fs::read_to_string(header).unwrap().contains("exports_policy_route"), "{written:?}");
         assert!(written.iter().any(|path| path.extension().is_some_and(|e| e == "o")), "{written:?}");
+    }
+
+    #[test]
+    fn go_bindings_declare_the_export_and_import_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let wit = dir.path().join("policy.wit");
+        fs::write(&wit, CONTRACT).unwrap();
+        let written = bindgen_go(&wit, dir.path(), "example.org/gate").unwrap();
+        let texts: Vec<String> = written.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+        assert!(texts.iter().any(|text| text.contains("//go:wasmexport route")), "{written:?}");
+        assert!(texts.iter().any(|text| text.contains("\"example.org/gate/bindings/")), "{written:?}");
+        assert!(texts.iter().any(|text| text.contains("\"example.org/gate/types\"")), "{written:?}");
+        assert!(written[0].starts_with(dir.path().join("bindings")), "{written:?}");
     }
 }
