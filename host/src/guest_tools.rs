@@ -12,6 +12,9 @@ use wit_parser::{Resolve, WorldId};
 /// The contract that this build serves, as WIT text.
 pub const CONTRACT: &str = include_str!("../../wit/policy.wit");
 
+/// Stands in for WASI preview 1, and gives nothing.
+const NO_WASI: &str = include_str!("guest_tools/no_wasi.wat");
+
 /// The world that a policy implements.
 pub const WORLD: &str = "policy";
 
@@ -63,6 +66,29 @@ pub enum GuestToolError {
 /// # Errors
 /// When the input is not a module or its imports and exports do not fit the world.
 pub fn componentize(core: &[u8], adapt: bool, wit: Option<&Path>) -> Result<Vec<u8>, GuestToolError> {
+    let adapter = adapt.then_some(adapter::WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER);
+    let fitted = with_world(core, wit)?;
+    encode(&fitted, adapter).map_err(|cause| {
+        let wants_adapter =
+            !adapt && format!("{cause:#}").contains(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME);
+        let hint = if wants_adapter { "; a module for WASI preview 1 needs --adapt" } else { "" };
+        GuestToolError::Encode { cause, hint }
+    })
+}
+
+/// Makes a component of a core module for `wasm32-wasip1` that needs nothing of WASI from its host: its language's runtime
+/// asks for the time, random bytes and a standard output, and gets stand-ins. `wit` is as for [`componentize`].
+///
+/// # Errors
+/// When the input is not a module or its imports and exports do not fit the world.
+pub fn componentize_without_wasi(core: &[u8], wit: Option<&Path>) -> Result<Vec<u8>, GuestToolError> {
+    let stand_in = wat::parse_str(NO_WASI).map_err(|cause| GuestToolError::NotWasm(cause.into()))?;
+    encode(&with_world(core, wit)?, Some(&stand_in))
+        .map_err(|cause| GuestToolError::Encode { cause, hint: "" })
+}
+
+/// The module, in binary, with its world in a custom section.
+fn with_world(core: &[u8], wit: Option<&Path>) -> Result<Vec<u8>, GuestToolError> {
     let mut module =
         wat::parse_bytes(core).map_err(|cause| GuestToolError::NotWasm(cause.into()))?.into_owned();
     if wasm_layer(&module) == Some(1) {
@@ -74,21 +100,13 @@ pub fn componentize(core: &[u8], adapt: bool, wit: Option<&Path>) -> Result<Vec<
         wit_component::embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)
             .map_err(|cause| GuestToolError::Encode { cause, hint: "" })?;
     }
-    encode(&module, adapt).map_err(|cause| {
-        let wants_adapter =
-            !adapt && format!("{cause:#}").contains(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME);
-        let hint = if wants_adapter { "; a module for WASI preview 1 needs --adapt" } else { "" };
-        GuestToolError::Encode { cause, hint }
-    })
+    Ok(module)
 }
 
-fn encode(module: &[u8], adapt: bool) -> anyhow::Result<Vec<u8>> {
+fn encode(module: &[u8], preview1: Option<&[u8]>) -> anyhow::Result<Vec<u8>> {
     let mut encoder = ComponentEncoder::default().validate(true).debug_names(false).module(module)?;
-    if adapt {
-        encoder = encoder.adapter(
-            adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
-            adapter::WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
-        )?;
+    if let Some(preview1) = preview1 {
+        encoder = encoder.adapter(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, preview1)?;
     }
     encoder.encode()
 }
@@ -197,6 +215,32 @@ mod tests {
         let core = r#"(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))))"#;
         let error = componentize(core.as_bytes(), false, None).unwrap_err().to_string();
         assert!(error.contains("--adapt"), "{error}");
+    }
+
+    #[test]
+    fn a_preview_1_module_can_do_without_its_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let wit = dir.path().join("adder.wit");
+        fs::write(&wit, ADDER).unwrap();
+        let core = r#"(module
+            (import "wasi_snapshot_preview1" "clock_time_get" (func $time (param i32 i64 i32) (result i32)))
+            (import "wasi_snapshot_preview1" "path_unlink_file" (func $unlink (param i32 i32 i32) (result i32)))
+            (memory (export "memory") 1)
+            (func (export "add") (param i32 i32) (result i32)
+                (i32.add (call $unlink (i32.const 3) (i32.const 0) (i32.const 0))
+                    (call $time (i32.const 0) (i64.const 0) (i32.const 16)))))"#;
+        let alone = componentize_without_wasi(core.as_bytes(), Some(&wit)).unwrap();
+        assert_eq!(imports(&alone), Vec::<String>::new());
+        let adapted = componentize(core.as_bytes(), true, Some(&wit)).unwrap();
+        assert!(imports(&adapted).iter().any(|name| name.starts_with("wasi:clocks/")), "{:?}", imports(&adapted));
+    }
+
+    /// What a component imports.
+    fn imports(component: &[u8]) -> Vec<String> {
+        let decoded = wit_component::decode(component).unwrap();
+        let wit_component::DecodedWasm::Component(resolve, world) = decoded else { panic!("not a component") };
+        let keys = resolve.worlds[world].imports.keys();
+        keys.map(|key| resolve.name_world_key(key)).collect()
     }
 
     #[test]

@@ -11,8 +11,8 @@
 //		return fp.Next("no-opinion"), nil
 //	}
 //
-// `forkpoint policy build` adds the packages under `bindings`. There is no collection of garbage: an instance serves
-// one request.
+// `forkpoint policy build` adds the packages under `bindings`. There is no time, no file and no standard output; a panic
+// of the policy's is its error.
 package forkpoint
 
 import (
@@ -56,7 +56,12 @@ const (
 
 // Policy makes a function the component's `route`. Its error takes the policy's fallback.
 func Policy(route func(request *Request, session *Session) (Routing, error)) {
-	export_wit_world.Policy = func(request *Request, session *Session) (dispatch.Routing, error) {
+	export_wit_world.Policy = func(request *Request, session *Session) (plan dispatch.Routing, err error) {
+		defer func() {
+			if cause := recover(); cause != nil {
+				err = fmt.Errorf("panic: %v", cause)
+			}
+		}()
 		routing, err := route(request, session)
 		return dispatch.Routing(routing), err
 	}

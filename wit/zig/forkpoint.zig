@@ -347,22 +347,22 @@ pub fn create(comptime T: type, count: usize) []T {
     return @as([*]T, @ptrFromInt(address))[0..count];
 }
 
-var free: usize = 0;
-var end: usize = 0;
+var heap_free: usize = 0;
+var heap_end: usize = 0;
 
 fn take(size: usize, alignment: usize) usize {
     const page = 64 * 1024;
-    if (end == 0) {
-        end = @wasmMemorySize(0) * page;
-        free = end;
+    if (heap_end == 0) {
+        heap_end = @wasmMemorySize(0) * page;
+        heap_free = heap_end;
     }
-    const at = std.mem.alignForward(usize, @max(free, 8), alignment);
-    if (at + size > end) {
-        const pages = (at + size - end + page - 1) / page;
+    const at = std.mem.alignForward(usize, @max(heap_free, 8), alignment);
+    if (at + size > heap_end) {
+        const pages = (at + size - heap_end + page - 1) / page;
         if (@wasmMemoryGrow(0, pages) < 0) @trap();
-        end += pages * page;
+        heap_end += pages * page;
     }
-    free = at + size;
+    heap_free = at + size;
     return at;
 }
 

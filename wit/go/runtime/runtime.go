@@ -3,7 +3,6 @@ package runtime
 
 import (
 	"runtime"
-	"runtime/debug"
 	"unsafe"
 )
 
@@ -57,35 +56,15 @@ func Allocate(pinner *runtime.Pinner, size, align uintptr) unsafe.Pointer {
 	return pointer
 }
 
-var (
-	// What the host lowers lives as long as the instance, which serves one request.
-	lowered runtime.Pinner
-	started bool
-	// Memory for what is lowered before Go's own is there: one page for the adapter from WASI, and its arguments.
-	early     [80 << 10]uint64
-	earlyUsed uintptr
-)
+// What the host lowers.
+var lowered runtime.Pinner
 
-func init() {
-	started = true
-	// Go asks the host for the time when it collects, and a call that lowers arguments may not call out: it would
-	// trap. An instance serves one request and is dropped whole.
-	debug.SetGCPercent(-1)
-}
+// Unpin lets go of what the host lowered, which the bindings have read.
+func Unpin() { lowered.Unpin() }
 
 //go:wasmexport cabi_realloc
 func realloc(old unsafe.Pointer, oldSize, align, size uintptr) unsafe.Pointer {
-	var pointer unsafe.Pointer
-	if started {
-		pointer = Allocate(&lowered, size, align)
-	} else {
-		at := (earlyUsed + 7) &^ 7
-		if align > 8 || at+size > unsafe.Sizeof(early) {
-			panic("too much memory was asked for before Go had started")
-		}
-		pointer = unsafe.Add(unsafe.Pointer(&early), at)
-		earlyUsed = at + size
-	}
+	pointer := Allocate(&lowered, size, align)
 	if old != nil && oldSize > 0 {
 		copy(unsafe.Slice((*byte)(pointer), size), unsafe.Slice((*byte)(old), oldSize))
 	}

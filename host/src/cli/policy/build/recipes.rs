@@ -43,7 +43,7 @@ fn rust(job: &Job<'_>) -> Result<Vec<u8>> {
     let metadata: serde_json::Value = serde_json::from_str(&output(&mut cargo)?).context("cargo metadata")?;
     let module = cargo_module(&metadata, &manifest)
         .with_context(|| format!("{}: expected a library of crate-type cdylib", manifest.display()))?;
-    component(&module, false, job)
+    component(&module, job)
 }
 
 fn holds_std(libraries: &Path) -> bool {
@@ -86,7 +86,7 @@ fn c(job: &Job<'_>, extension: &str) -> Result<Vec<u8>> {
     // Carries the contract.
     zig.arg(bindings.join("policy_component_type.o")).arg("-o").arg(&core);
     run(&mut zig)?;
-    component(&core, true, job)
+    without_wasi(&core, job)
 }
 
 fn javascript(job: &Job<'_>, policy: &Path) -> Result<Vec<u8>> {
@@ -157,7 +157,7 @@ fn go(job: &Job<'_>) -> Result<Vec<u8>> {
     build.arg("-ldflags=-s -w").arg(format!("-modfile={}", modules.display())).args(job.flags);
     run(build.arg("-o").arg(&core).arg("."))?;
     // Go describes the exports that it has, and not the world.
-    component(&core, true, job)
+    without_wasi(&core, job)
 }
 
 fn assemblyscript(job: &Job<'_>) -> Result<Vec<u8>> {
@@ -167,7 +167,7 @@ fn assemblyscript(job: &Job<'_>) -> Result<Vec<u8>> {
     // An instance serves one request, so nothing is freed; a failed assertion traps, and imports nothing to say why.
     asc.args(["-O3", "--shrinkLevel", "2", "--runtime", "stub", "--use", "abort="]);
     run(asc.args(job.flags).arg("-o").arg(&core))?;
-    component(&core, false, job)
+    component(&core, job)
 }
 
 fn zig(job: &Job<'_>) -> Result<Vec<u8>> {
@@ -177,7 +177,7 @@ fn zig(job: &Job<'_>) -> Result<Vec<u8>> {
     zig.args(job.flags).args(["--dep", "forkpoint"]).arg(assign("-Mroot=", &job.dir.join("policy.zig")));
     zig.arg(assign("-Mforkpoint=", &job.wit.join("zig/forkpoint.zig"))).arg(assign("-femit-bin=", &core));
     run(&mut zig)?;
-    component(&core, false, job)
+    component(&core, job)
 }
 
 fn wat(job: &Job<'_>) -> Result<Vec<u8>> {
@@ -198,8 +198,13 @@ fn include_helpers(policy: &str, helpers: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn component(core: &Path, adapt: bool, job: &Job<'_>) -> Result<Vec<u8>> {
-    Ok(guest_tools::componentize(&read_bytes(core)?, adapt, Some(job.wit))?)
+fn component(core: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
+    Ok(guest_tools::componentize(&read_bytes(core)?, false, Some(job.wit))?)
+}
+
+/// The component of a module whose runtime is made for WASI: policies are refused it.
+fn without_wasi(core: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
+    Ok(guest_tools::componentize_without_wasi(&read_bytes(core)?, Some(job.wit))?)
 }
 
 /// The files of `dir` with this extension, in order.
