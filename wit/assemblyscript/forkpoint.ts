@@ -288,6 +288,18 @@ export function config(key: string): string | null {
   return load<u8>(out) ? lift(out + 4) : null;
 }
 
+/** A value of the policy's configuration as a number, or `otherwise`. NaN for what is none, and `failure` says so. */
+export function number(key: string, otherwise: f64): f64 {
+  const value = config(key);
+  if (value === null) return otherwise;
+  // parseFloat reads as far as it can, and no further.
+  let parsed = parseFloat(value);
+  const text = value.trim();
+  for (let i = 0; i < text.length; i++) if (!"0123456789.+-eE".includes(text.charAt(i))) parsed = NaN;
+  if (isNaN(parsed)) failure = "config " + key + " = \"" + value + "\": not a number";
+  return parsed;
+}
+
 /** A number with two decimals. */
 export function fixed(value: f64): string {
   const hundredths = <i64>nearest(value * 100);

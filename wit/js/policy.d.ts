@@ -57,6 +57,7 @@ declare module "forkpoint-policy" {
     { text: string; tokens: number; finishReason: string };
 
   export function lastUser(request: Request): string;
+  export function pendingCalls(request: Request): ToolCall[];
   export function log(level: "debug" | "info" | "warn" | "error", message: string): void;
   export function config(key: string): string | undefined;
   export function config(key: string, otherwise: string): string;

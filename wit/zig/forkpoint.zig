@@ -273,16 +273,19 @@ pub fn next(reason: []const u8) Routing {
 
 /// A value of the policy's configuration, or `otherwise`.
 pub fn config(key: []const u8, otherwise: []const u8) []const u8 {
+    return configured(key) orelse otherwise;
+}
+
+fn configured(key: []const u8) ?[]const u8 {
     var out: OptionalText = .{};
     imports.config(key.ptr, key.len, &out);
-    return out.get() orelse otherwise;
+    return out.get();
 }
 
 /// The same as a number. A value that is none is an error.
 pub fn configNumber(key: []const u8, otherwise: f64) Error!f64 {
-    const value = config(key, "");
-    if (value.len == 0) return otherwise;
-    return std.fmt.parseFloat(f64, value) catch fail(join(&.{ "config ", key, " = \"", value, "\": not a number" }));
+    const value = configured(key) orelse return otherwise;
+    return std.fmt.parseFloat(f64, std.mem.trim(u8, value, " ")) catch fail(join(&.{ "config ", key, " = \"", value, "\": not a number" }));
 }
 
 /// Writes a line to the server's log.
