@@ -1,24 +1,33 @@
-;; The gate of ../rust in WebAssembly text, reduced: commands that destroy by their very text are refused, and of the rest
-;; the same questions are asked, with the same reasons and labels. It leaves out the configuration, the reads that are let
-;; through unasked, the bar for label reads and the lower bars for what quotes such a command; it takes every tool for a shell.
+;; The gate of ../rust in WebAssembly text, reduced: it leaves out the configuration and the reads that are let through
+;; unasked, and takes every tool for a shell. The rest is the same: rules, questions, reasons and labels.
 (module
   ;; include forkpoint.wat
   (func (export "route") (param $request i32) (result i32)
-    (local $turn i32) (local $end i32) (local $calls i32) (local $count i32) (local $text i32) (local $length i32)
+    (local $session i32) (local $turn i32) (local $end i32) (local $call i32) (local $left i32) (local $destroying i32)
+    (local $text i32) (local $length i32) (local $commands i32) (local $size i32)
+    (local.set $session (i32.load offset=88 (local.get $request)))
     (call $fp_calling_turn (local.get $request)) (local.set $end) (local.set $turn)
     (if (local.get $turn) (then
-      (local.set $calls (i32.load offset=12 (local.get $turn)))
-      (local.set $count (i32.load offset=16 (local.get $turn)))))
-    (block $none (loop $each
-      (br_if $none (i32.eqz (local.get $count)))
-      (if (i32.eqz (call $answered (local.get $calls) (local.get $turn) (local.get $end)))
-        (then (return (call $judge (i32.load offset=88 (local.get $request))
-          (i32.load offset=16 (local.get $calls)) (i32.load offset=20 (local.get $calls))))))
-      (local.set $calls (i32.add (local.get $calls) (i32.const 24)))
-      (local.set $count (i32.sub (local.get $count) (i32.const 1)))
-      (br $each)))
+      (local.set $call (i32.load offset=12 (local.get $turn)))
+      (local.set $left (i32.load offset=16 (local.get $turn)))))
+    (block $none (loop $calls
+      (br_if $none (i32.eqz (local.get $left)))
+      (if (i32.eqz (call $answered (local.get $call) (local.get $turn) (local.get $end))) (then
+        (local.set $text (i32.load offset=16 (local.get $call)))
+        (local.set $length (i32.load offset=20 (local.get $call)))
+        (if (i32.gt_u (local.get $length) (i32.const 4000))
+          (then (return (call $fp_reject (i32.const 403) (i32.const 192) (i32.const 16) (i32.const 208) (i32.const 37)))))
+        (local.set $destroying (i32.or (local.get $destroying) (call $destroys (local.get $text) (local.get $length))))
+        (call $join (local.get $commands) (local.get $size)
+          (i32.const 248) (select (i32.const 5) (i32.const 0) (local.get $size)) (local.get $text) (local.get $length))
+        (local.set $size) (local.set $commands)))
+      (local.set $call (i32.add (local.get $call) (i32.const 24)))
+      (local.set $left (i32.sub (local.get $left) (i32.const 1)))
+      (br $calls)))
+    (if (local.get $destroying) (then (return (call $destroying))))
+    (if (local.get $commands) (then (return (call $judge (local.get $session) (local.get $commands) (local.get $size)))))
     (call $fp_last_user (local.get $request)) (local.set $length) (local.set $text)
-    (call $judge_request (i32.load offset=88 (local.get $request)) (local.get $text) (local.get $length)))
+    (call $judge_request (local.get $session) (local.get $text) (local.get $length)))
 
   ;; Whether a tool turn after $turn answers the call.
   (func $answered (param $call i32) (param $turn i32) (param $end i32) (result i32)
@@ -84,7 +93,7 @@
 
   ;; Judges what the user asks for.
   (func $judge_request (param $session i32) (param $text i32) (param $length i32) (result i32)
-    (local $asked i32) (local $answers i32) (local $error i32) (local $out i32)
+    (local $asked i32) (local $answers i32) (local $error i32) (local $out i32) (local $bar f64)
     (if (i32.and (i32.le_u (local.get $length) (i32.const 200))
           (i32.and (call $destroys (local.get $text) (local.get $length))
             (i32.eqz (call $asks (local.get $text) (local.get $length)))))
@@ -96,21 +105,27 @@
     (call $fp_probed (local.get $asked) (i32.const 1) (i32.const 176) (i32.const 11))
     (call $fp_decide (local.get $session) (local.get $asked) (i32.const 2)) (local.set $error) (local.set $answers)
     (if (local.get $error) (then (return (local.get $error))))
+    (local.set $bar (f64.mul
+      (select (f64.const 0.5) (f64.const 0.8)
+        (i32.and (call $known (local.get $answers) (i32.const 0)) (call $known (local.get $answers) (i32.const 1))))
+      (select (f64.const 0.5) (f64.const 1) (call $destroys (local.get $text) (local.get $length)))))
     (if (f64.lt (call $fp_yes (local.get $answers) (i32.const 0)) (f64.const 0.5))
       (then (local.set $out (call $fp_next (i32.const 144) (i32.const 8))))
-      (else (if (f64.ge (call $fp_yes (local.get $answers) (i32.const 1)) (f64.const 0.8))
+      (else (if (f64.ge (call $fp_yes (local.get $answers) (i32.const 1)) (local.get $bar))
         (then (local.set $out (call $refuse)))
         (else (local.set $out (call $fp_next (i32.const 128) (i32.const 8)))))))
     (call $fp_label (local.get $out) (i32.const 160) (i32.const 5) (call $fp_yes (local.get $answers) (i32.const 0)))
     (call $fp_label (local.get $out) (i32.const 176) (i32.const 11) (call $fp_yes (local.get $answers) (i32.const 1)))
     (local.get $out))
 
-  ;; Judges the arguments of a call.
+  ;; Whether a probe answered that was fitted to the like.
+  (func $known (param $answers i32) (param $index i32) (result i32)
+    (i32.and (call $fp_from_probe (local.get $answers) (local.get $index))
+      (f64.ge (call $fp_mass (local.get $answers) (local.get $index)) (f64.const 0.02))))
+
+  ;; Judges what is to be run.
   (func $judge (param $session i32) (param $text i32) (param $length i32) (result i32)
     (local $asked i32) (local $answers i32) (local $error i32) (local $out i32)
-    (if (i32.gt_u (local.get $length) (i32.const 4000))
-      (then (return (call $fp_reject (i32.const 403) (i32.const 192) (i32.const 16) (i32.const 208) (i32.const 37)))))
-    (if (call $destroys (local.get $text) (local.get $length)) (then (return (call $destroying))))
     (local.set $asked (call $fp_questions (i32.const 2)))
     ;; Three options, each: name, 1, what it means.
     (call $fp_choice (local.get $asked) (i32.const 0)
@@ -125,7 +140,7 @@
             (i32.eqz (call $fp_same (call $fp_chosen (local.get $answers) (i32.const 0)) (i32.const 832) (i32.const 7)))))
       (then (local.set $out (call $refuse)))
       (else (local.set $out (call $fp_next (i32.const 128) (i32.const 8)))))
-    (call $fp_label (local.get $out) (i32.const 846) (i32.const 7)
+    (call $fp_label (local.get $out) (i32.const 845) (i32.const 7)
       (call $fp_probability (local.get $answers) (i32.const 0) (i32.const 2)))
     (call $fp_label (local.get $out) (i32.const 152) (i32.const 4) (call $fp_yes (local.get $answers) (i32.const 1)))
     (local.get $out))
@@ -154,6 +169,7 @@
   (data (i32.const 176) "destructive")
   (data (i32.const 192) "shell-unreadable")
   (data (i32.const 208) "The command is too long to be judged.")
+  (data (i32.const 248) " and ")
   (data (i32.const 256) "Does the last request need a shell on a machine?")
   (data (i32.const 320) "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")
   (data (i32.const 448) "What would running this tool call: ")
@@ -163,7 +179,7 @@
   (data (i32.const 768)
     "\40\03\00\00\07\00\00\00\01\00\00\00\60\03\00\00\28\00\00\00"
     "\47\03\00\00\06\00\00\00\01\00\00\00\90\03\00\00\34\00\00\00"
-    "\4e\03\00\00\07\00\00\00\01\00\00\00\c8\03\00\00\30\00\00\00")
+    "\4d\03\00\00\07\00\00\00\01\00\00\00\c8\03\00\00\30\00\00\00")
   (data (i32.const 832) "nothingchangedestroy")
   (data (i32.const 864) "it only reads, or runs no command at all")
   (data (i32.const 912) "it changes files or settings, and that can be undone")
