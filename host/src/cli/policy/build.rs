@@ -38,6 +38,10 @@ pub(super) struct BuildArgs {
     /// built in].
     #[arg(long, value_name = "DIR")]
     wit: Option<PathBuf>,
+    /// Link the adapter from WASI, for C, C++ and Go, rather than stand-ins that give nothing. Policies are refused WASI,
+    /// and the refusal names what was called.
+    #[arg(long)]
+    wasi: bool,
     /// More flags for the language's compiler.
     #[arg(last = true, value_name = "FLAG")]
     flags: Vec<OsString>,
@@ -67,6 +71,8 @@ struct Job<'a> {
     wit: &'a Path,
     /// For what lies between source and component; ends with the build.
     scratch: &'a Path,
+    /// Whether WASI is asked of the host.
+    wasi: bool,
     /// More flags for the compiler.
     flags: &'a [OsString],
 }
@@ -82,7 +88,8 @@ impl BuildArgs {
         let scratch = tempfile::Builder::new().prefix("forkpoint-build-").tempdir();
         let scratch = scratch.context("cannot make a folder for what is built")?;
         let kit = Kit::find(self.wit.as_deref(), &dir, scratch.path())?;
-        let job = Job { dir: &dir, wit: kit.path(), scratch: scratch.path(), flags: &self.flags };
+        let job =
+            Job { dir: &dir, wit: kit.path(), scratch: scratch.path(), wasi: self.wasi, flags: &self.flags };
         let component = recipes::build(language, &job)?;
         write_file(&out, &component)?;
         eprintln!("wrote {} ({} KB)", out.display(), component.len().div_ceil(1000));
@@ -148,7 +155,7 @@ fn policy_name(dir: &Path) -> Result<String> {
 impl BuildArgs {
     /// The build of a folder into a file.
     pub(super) fn of(dir: &Path, out: &Path) -> Self {
-        Self { dir: dir.to_owned(), out: Some(out.to_owned()), wit: None, flags: Vec::new() }
+        Self { dir: dir.to_owned(), out: Some(out.to_owned()), wit: None, wasi: false, flags: Vec::new() }
     }
 }
 

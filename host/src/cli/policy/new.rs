@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::build::{Language, kit};
 use crate::policy::is_policy_name;
@@ -171,6 +171,8 @@ fn write(language: Language, name: &str, dir: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
 
     #[test]

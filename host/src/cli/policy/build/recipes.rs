@@ -202,9 +202,14 @@ fn component(core: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     Ok(guest_tools::componentize(&read_bytes(core)?, false, Some(job.wit))?)
 }
 
-/// The component of a module whose runtime is made for WASI: policies are refused it.
+/// The component of a module whose runtime is made for WASI, which policies are refused.
 fn without_wasi(core: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
-    Ok(guest_tools::componentize_without_wasi(&read_bytes(core)?, Some(job.wit))?)
+    let core = read_bytes(core)?;
+    Ok(if job.wasi {
+        guest_tools::componentize(&core, true, Some(job.wit))?
+    } else {
+        guest_tools::componentize_without_wasi(&core, Some(job.wit))?
+    })
 }
 
 /// The files of `dir` with this extension, in order.
