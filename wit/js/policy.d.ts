@@ -63,6 +63,9 @@ declare module "forkpoint-policy" {
   export function config(key: string, otherwise: string): string;
   export function config(key: string, otherwise: number): number;
 
+  /** What was thrown, as text. */
+  export function reason(error: unknown): string;
+
   export type Labels = Record<string, string | number>;
   export interface Routing {
     plan: { tag: "generate" | "forward" | "reply" | "reject" | "next"; val?: unknown };

@@ -82,3 +82,9 @@ export const reject = (status, code, message, labels) => routing("reject", { sta
 /** Has no opinion: the next policy of the chain is asked. */
 export const next = (reason = "next", labels) => routing("next", undefined, reason, labels);
 
+/** What was thrown, as text: an engine's refusal is an error whose payload has its kind and why. */
+export const reason = (error) => {
+  const { payload } = Object(error);
+  if (payload?.tag !== undefined) return `${payload.tag}: ${payload.val}`;
+  return payload === undefined ? String(error) : String(payload);
+};

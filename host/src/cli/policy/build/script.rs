@@ -1,5 +1,5 @@
 //! JavaScript policies are one module: the helpers are put before the policy, which imports them from
-//! "forkpoint-policy".
+//! "forkpoint-policy", and what the policy throws is made the text that the contract asks for.
 
 use anyhow::{Result, bail};
 
@@ -21,7 +21,32 @@ pub(super) fn link(helpers: &str, policy: &str) -> Result<String> {
         }
     }
     let names = names.join(", ");
-    Ok(format!("{imports}const $forkpoint = (() => {{\n{body}return {{ {names} }};\n}})();\n{}", bind(policy)?))
+    let policy = guard(&bind(policy)?);
+    Ok(format!("{imports}const $forkpoint = (() => {{\n{body}return {{ {names} }};\n}})();\n{policy}"))
+}
+
+/// Around the policy's `route`: an error that is no text would trap rather than be read.
+const GUARD: &str = "
+const $guarded = (request, session) => {
+  try {
+    return route(request, session);
+  } catch (error) {
+    throw $forkpoint.reason(error);
+  }
+};
+export { $guarded as route };
+";
+
+/// The policy with its `route` exported under guard. One that exports it in another way stays as it is.
+fn guard(policy: &str) -> String {
+    for way in ["export function route", "export const route", "export let route"] {
+        let at = if policy.starts_with(way) { Some(0) } else { policy.find(&format!("\n{way}")).map(|at| at + 1) };
+        if let Some(at) = at {
+            let (head, rest) = policy.split_at(at);
+            return format!("{head}{}{GUARD}", &rest["export ".len()..]);
+        }
+    }
+    policy.to_owned()
 }
 
 /// The policy with its import of the helpers turned into a use of them.
@@ -70,7 +95,15 @@ mod tests {
         assert!(linked.ends_with("const {\n  next,\n  reply,\n} = $forkpoint;\n"), "{linked}");
         let linked = link(HELPER, "import * as fp from \"forkpoint-policy\";\n").unwrap();
         assert!(linked.ends_with("const fp = $forkpoint;\n"), "{linked}");
-        assert!(link(HELPER, "export const route = 1;\n").unwrap().ends_with("export const route = 1;\n"));
+        assert!(link(HELPER, "const other = 1;\n").unwrap().ends_with("const other = 1;\n"));
+    }
+
+    #[test]
+    fn the_policy_s_route_is_exported_under_guard() {
+        let linked = link(HELPER, "const a = 1;\nexport function route(request) {}\n").unwrap();
+        assert!(linked.contains("\nfunction route(request) {}\n") && linked.ends_with(GUARD), "{linked}");
+        let other = link(HELPER, "function f() {}\nexport { f as route };\n").unwrap();
+        assert!(other.ends_with("function f() {}\nexport { f as route };\n"), "{other}");
     }
 
     #[test]
