@@ -6,8 +6,8 @@
     examples/build.py --check             fail when a source changed without a rebuild, or a component was replaced
     examples/build.py --list              name them
 
-Each is built by `forkpoint policy build`, where the recipes are: $FORKPOINT, or target/release/forkpoint. Compilers come
-from the machine or are fetched once into a cache (toolchains.py).
+Each is built by `forkpoint policy build`, where the recipes are: $FORKPOINT, or target/release/forkpoint. Compilers
+come from the machine or are fetched once into a cache (toolchains.py).
 
 A record is a table of SOURCES.toml beside the component:
 

@@ -76,8 +76,8 @@ pub fn componentize(core: &[u8], adapt: bool, wit: Option<&Path>) -> Result<Vec<
     })
 }
 
-/// Makes a component of a core module for `wasm32-wasip1` that needs nothing of WASI from its host: its language's runtime
-/// asks for the time, random bytes and a standard output, and gets stand-ins. `wit` is as for [`componentize`].
+/// Makes a component of a core module for `wasm32-wasip1` that needs nothing of WASI from its host: its language's
+/// runtime asks for the time, random bytes and a standard output, and gets stand-ins. `wit` is as for [`componentize`].
 ///
 /// # Errors
 /// When the input is not a module or its imports and exports do not fit the world.
@@ -120,8 +120,8 @@ pub fn bindgen_c(wit: &Path, out: &Path) -> Result<Vec<PathBuf>, GuestToolError>
     generate(wit_bindgen_c::Opts::default().build(), wit, out, <[u8]>::to_vec)
 }
 
-/// Writes Go bindings of the world of `wit`, a folder or one file, into the folder `bindings` of the Go module that lies
-/// at `out` and is called `module`. They import what that module must have: `types`, `runtime`, and
+/// Writes Go bindings of the world of `wit`, a folder or one file, into the folder `bindings` of the Go module that
+/// lies at `out` and is called `module`. They import what that module must have: `types`, `runtime`, and
 /// `bindings/export_wit_world` with the function `Route`; wit/go has them. Returns what was written.
 ///
 /// # Errors
@@ -232,13 +232,19 @@ mod tests {
         let alone = componentize_without_wasi(core.as_bytes(), Some(&wit)).unwrap();
         assert_eq!(imports(&alone), Vec::<String>::new());
         let adapted = componentize(core.as_bytes(), true, Some(&wit)).unwrap();
-        assert!(imports(&adapted).iter().any(|name| name.starts_with("wasi:clocks/")), "{:?}", imports(&adapted));
+        assert!(
+            imports(&adapted).iter().any(|name| name.starts_with("wasi:clocks/")),
+            "{:?}",
+            imports(&adapted)
+        );
     }
 
     /// What a component imports.
     fn imports(component: &[u8]) -> Vec<String> {
         let decoded = wit_component::decode(component).unwrap();
-        let wit_component::DecodedWasm::Component(resolve, world) = decoded else { panic!("not a component") };
+        let wit_component::DecodedWasm::Component(resolve, world) = decoded else {
+            panic!("not a component")
+        };
         let keys = resolve.worlds[world].imports.keys();
         keys.map(|key| resolve.name_world_key(key)).collect()
     }

@@ -1,5 +1,5 @@
-// Helpers for policies in C++23 over the bindings for C that `forkpoint policy build` makes. What the values mean is the
-// contract's to say: wit/policy.wit.
+// Helpers for policies in C++23 over the bindings for C that `forkpoint policy build` makes. What the values mean is
+// the contract's to say: wit/policy.wit.
 //
 // A policy is a function that FP_POLICY exports. There are no exceptions: what may fail returns a std::expected, whose
 // error takes the policy's fallback when `route` returns it.
@@ -257,7 +257,8 @@ inline Result<double> config_number(std::string_view key, double otherwise) {
   if (!value) return otherwise;
   char *end;
   double number = std::strtod(value->c_str(), &end);
-  if (end == value->c_str() || *end) return std::unexpected("config " + std::string(key) + " = \"" + *value + "\": not a number");
+  if (end == value->c_str() || *end)
+    return std::unexpected("config " + std::string(key) + " = \"" + *value + "\": not a number");
   return number;
 }
 

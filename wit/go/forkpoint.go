@@ -11,8 +11,8 @@
 //		return fp.Next("no-opinion"), nil
 //	}
 //
-// `forkpoint policy build` adds the packages under `bindings`. There is no time, no file and no standard output; a panic
-// of the policy's is its error.
+// `forkpoint policy build` adds the packages under `bindings`. There is no time, no file and no standard output; a
+// panic of the policy's is its error.
 package forkpoint
 
 import (
@@ -230,7 +230,8 @@ func Reply(text, reason string) Routing {
 
 // Reject refuses, with an HTTP status of 400 to 599, a code for programs and a sentence for people.
 func Reject(status uint16, code, message string) Routing {
-	return Routing{Plan: dispatch.MakePlanReject(dispatch.Rejection{Status: status, Code: code, Message: message}), Reason: code}
+	rejection := dispatch.Rejection{Status: status, Code: code, Message: message}
+	return Routing{Plan: dispatch.MakePlanReject(rejection), Reason: code}
 }
 
 // Next has no opinion: the next policy of the chain is asked.

@@ -1,5 +1,6 @@
 ;; Helpers for policies in WebAssembly text: `forkpoint policy build` puts them where the policy has the line
-;; `;; include forkpoint.wat`, which is the first of its module. What the values mean is the contract's to say: wit/policy.wit.
+;; `;; include forkpoint.wat`, which is the first of its module. What the values mean is the contract's to say:
+;; wit/policy.wit.
 ;;
 ;; The policy exports "route": one argument, the address of the request (at +88 the session), and the address of the
 ;; contract's result, which the $fp_ functions for plans make. Text is an address and a length. The policy's own data

@@ -154,15 +154,19 @@ pub fn boolean(instructions: []const u8) Question {
 /// One of 1 to 26 options, each its name and what it means.
 pub fn choice(instructions: []const u8, options: []const [2][]const u8) Question {
     const list = create(ChoiceOption, options.len);
-    for (options, list) |option, *out| out.* = .{ .name = Text.of(option[0]), .description = OptionalText.some(option[1]) };
-    return .{ .instructions = Text.of(instructions), .criteria = .{ .tag = .choice, .value = .{ .choice = List(ChoiceOption).of(list) } } };
+    for (options, list) |option, *out| {
+        out.* = .{ .name = Text.of(option[0]), .description = OptionalText.some(option[1]) };
+    }
+    const criteria: Criteria = .{ .tag = .choice, .value = .{ .choice = List(ChoiceOption).of(list) } };
+    return .{ .instructions = Text.of(instructions), .criteria = criteria };
 }
 
 /// A place on a scale of 2 to 10 levels, lowest first.
 pub fn score(instructions: []const u8, levels: []const []const u8) Question {
     const list = create(Text, levels.len);
     for (levels, list) |level, *out| out.* = Text.of(level);
-    return .{ .instructions = Text.of(instructions), .criteria = .{ .tag = .score, .value = .{ .score = List(Text).of(list) } } };
+    const criteria: Criteria = .{ .tag = .score, .value = .{ .score = List(Text).of(list) } };
+    return .{ .instructions = Text.of(instructions), .criteria = criteria };
 }
 
 pub const ChoiceAnswer = extern struct { choice: Text, probabilities: List(f64), confidence: f64 };
@@ -203,7 +207,7 @@ pub const Session = extern struct {
 };
 
 const imports = struct {
-    extern "forkpoint:policy/engine@0.1.0" fn decide(session: i32, questions: [*]const Question, count: usize, out: *anyopaque) void;
+    extern "forkpoint:policy/engine@0.1.0" fn decide(on: i32, questions: [*]const Question, count: usize, out: *anyopaque) void;
     extern "forkpoint:policy/host@0.1.0" fn config(key: [*]const u8, length: usize, out: *OptionalText) void;
     extern "forkpoint:policy/host@0.1.0" fn log(level: i32, message: [*]const u8, length: usize) void;
 };
@@ -252,7 +256,8 @@ pub fn generate(how: Generation, reason: []const u8) Routing {
 /// Sends the request to an upstream that the operator named; without a model it has its own rule.
 pub fn forward(upstream: []const u8, model: ?[]const u8, reason: []const u8) Routing {
     const asked: OptionalText = if (model) |name| OptionalText.some(name) else .{};
-    return routing(.{ .tag = .forward, .value = .{ .forward = .{ .upstream = Text.of(upstream), .model = asked } } }, reason);
+    const plan: Forward = .{ .upstream = Text.of(upstream), .model = asked };
+    return routing(.{ .tag = .forward, .value = .{ .forward = plan } }, reason);
 }
 
 /// Answers with this text; no model runs.
@@ -285,7 +290,8 @@ fn configured(key: []const u8) ?[]const u8 {
 /// The same as a number. A value that is none is an error.
 pub fn configNumber(key: []const u8, otherwise: f64) Error!f64 {
     const value = configured(key) orelse return otherwise;
-    return std.fmt.parseFloat(f64, std.mem.trim(u8, value, " ")) catch fail(join(&.{ "config ", key, " = \"", value, "\": not a number" }));
+    return std.fmt.parseFloat(f64, std.mem.trim(u8, value, " ")) catch
+        fail(join(&.{ "config ", key, " = \"", value, "\": not a number" }));
 }
 
 /// Writes a line to the server's log.

@@ -1,4 +1,5 @@
-// The gate of ../rust in C++: the same rules, questions and reasons. rules.hpp says what a command's text says by itself.
+// The gate of ../rust in C++: the same rules, questions and reasons. rules.hpp says what a command's text says by
+// itself.
 #include "forkpoint.hpp"
 #include "rules.hpp"
 

@@ -44,8 +44,8 @@ inline bool destroys(std::string_view text) {
   return std::ranges::any_of(parts, [&](std::string_view part) { return plain.contains(part); });
 }
 
-// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it does
-// no harm: both are left to the questions.
+// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it
+// does no harm: both are left to the questions.
 inline bool orders_destruction(std::string_view text) {
   static constexpr std::array<std::string_view, 6> asks = {"explain", "what", "why", "how", "describe", "tell me"};
   if (text.size() > 200 || !destroys(text)) return false;

@@ -15,15 +15,15 @@ var (
 	asks  = []string{"explain", "what", "why", "how", "describe", "tell me"}
 )
 
-// destroys says whether the text holds a command that destroys: spaces counted once, letters in any case, and backslashes
-// left out, since JSON and shells both let them stand before letters that need none.
+// destroys says whether the text holds a command that destroys: spaces counted once, letters in any case, and
+// backslashes left out, since JSON and shells both let them stand before letters that need none.
 func destroys(text string) bool {
 	plain := strings.ToLower(strings.Join(strings.Fields(strings.ReplaceAll(text, `\`, "")), " "))
 	return slices.ContainsFunc(destroying, func(part string) bool { return strings.Contains(plain, part) })
 }
 
-// ordersDestruction says whether a short text orders what destroys. A long one may quote it, in a log or a file, and one
-// that asks about it does no harm: both are left to the questions.
+// ordersDestruction says whether a short text orders what destroys. A long one may quote it, in a log or a file, and
+// one that asks about it does no harm: both are left to the questions.
 func ordersDestruction(text string) bool {
 	start := strings.ToLower(strings.TrimSpace(text))
 	asked := slices.ContainsFunc(asks, func(word string) bool { return strings.HasPrefix(start, word) })

@@ -19,14 +19,16 @@ const destroys = (text: string): boolean => {
   return DESTROYS.some((part) => plain.includes(part));
 };
 
-// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it does
-// no harm: both are left to the questions.
+// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it
+// does no harm: both are left to the questions.
 const ordersDestruction = (text: string): boolean =>
   bytes(text) <= 200 && destroys(text) && !/^\s*(explain|what|why|how|describe|tell me)/i.test(text);
 
-// Whether a tool call's arguments, {"command": "…"} and nothing else, hold one command that only reads. No sign may chain,
-// redirect or substitute, and a quote inside would end the string early.
-const READS = /^\s*\{\s*"(command|cmd)"\s*:\s*"\s*(ls|cat|pwd|head|tail|wc|grep|stat|whoami|git status)( [^";|&><`$\n\\]*)?"\s*\}\s*$/;
+// Whether a tool call's arguments, {"command": "…"} and nothing else, hold one command that only reads. No sign may
+// chain, redirect or substitute, and a quote inside would end the string early.
+const READS = new RegExp(
+  '^\\s*{\\s*"(command|cmd)"\\s*:\\s*"\\s*(ls|cat|pwd|head|tail|wc|grep|stat|whoami|git status)' +
+  '( [^";|&><`$\\n\\\\]*)?"\\s*}\\s*$');
 
 // How long a text is in UTF-8.
 const bytes = (text: string): number => encodeURIComponent(text).replace(/%[0-9A-F]{2}/g, ".").length;
@@ -49,8 +51,8 @@ export function route(request: Request, session: Session): Routing {
   return judge(session, `this tool call: ${calls.join(" and ")}`, denyAt);
 }
 
-// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from denyAt
-// on where a probe answers that knows the like, else from the bar for label reads on.
+// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
+// denyAt on where a probe answers that knows the like, else from the bar for label reads on.
 function judgeRequest(session: Session, denyAt: number, unsureAt: number): Routing {
   const [shell, destructive] = decide(session, [
     probed("shell", boolean("Does the last request need a shell on a machine?")),

@@ -1,4 +1,5 @@
-//! The gate of ../rust in Zig: the same rules, questions and reasons. rules.zig says what a command's text says by itself.
+//! The gate of ../rust in Zig: the same rules, questions and reasons. rules.zig says what a command's text says by
+//! itself.
 
 const std = @import("std");
 const fp = @import("forkpoint");
@@ -33,12 +34,12 @@ fn route(request: *const fp.Request, session: fp.Session) fp.Error!fp.Routing {
     }
     if (pending == 0) {
         const text = request.lastUser();
-        if (rules.ordersDestruction(text)) return fp.reject(403, "shell-risk", "The command destroys data; ask a person.");
+        if (rules.ordersDestruction(text)) return destroying();
         const share: f64 = if (rules.destroys(text)) 0.5 else 1;
         return judgeRequest(session, share * try fp.configNumber("deny-request-at", 0.5), share * deny_at);
     }
     if (unreadable) return fp.reject(403, "shell-unreadable", "The command is too long to be judged.");
-    if (destroys) return fp.reject(403, "shell-risk", "The command destroys data; ask a person.");
+    if (destroys) return destroying();
     if (only_reads) return fp.next("read-only");
     return judge(session, fp.join(&.{ "this tool call: ", commands }), deny_at);
 }
@@ -48,8 +49,8 @@ fn route(request: *const fp.Request, session: fp.Session) fp.Error!fp.Routing {
 fn judgeRequest(session: fp.Session, deny_at: f64, unsure_at: f64) fp.Error!fp.Routing {
     const answers = try session.decide(&.{
         fp.boolean("Does the last request need a shell on a machine?").probed("shell"),
-        fp.boolean("Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")
-            .probed("destructive"),
+        fp.boolean("Would carrying out the last request destroy or overwrite something " ++
+            "that cannot easily be brought back?").probed("destructive"),
     });
     const bar = if (known(answers[0]) and known(answers[1])) deny_at else unsure_at;
     const shell = answers[0].yes();
@@ -79,6 +80,10 @@ fn judge(session: fp.Session, act: []const u8, deny_at: f64) fp.Error!fp.Routing
     const harmless = std.mem.eql(u8, harm.choice.slice(), "nothing");
     const routing = if (destroy >= deny_at or (lost >= deny_at and !harmless)) refuse() else fp.next("shell-ok");
     return routing.label("destroy", fp.fixed(destroy)).label("lost", fp.fixed(lost));
+}
+
+fn destroying() fp.Routing {
+    return fp.reject(403, "shell-risk", "The command destroys data; ask a person.");
 }
 
 fn refuse() fp.Routing {

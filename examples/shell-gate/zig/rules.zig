@@ -37,8 +37,8 @@ pub fn destroys(text: []const u8) bool {
     return false;
 }
 
-/// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it does
-/// no harm: both are left to the questions.
+/// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it
+/// does no harm: both are left to the questions.
 pub fn ordersDestruction(text: []const u8) bool {
     const asks = [_][]const u8{ "explain", "what", "why", "how", "describe", "tell me" };
     if (text.len > 200 or !destroys(text)) return false;

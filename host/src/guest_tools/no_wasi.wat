@@ -1,7 +1,7 @@
 ;; What a module for WASI preview 1 runs on as a policy: nothing. It is linked in the place of the adapter, so that the
 ;; component imports no WASI, which policies are refused. There are no arguments, no environment and no files; the clock
-;; goes on by a microsecond whenever it is read; random bytes are the same in every instance; what is written to standard
-;; output and error is dropped.
+;; goes on by a microsecond whenever it is read; random bytes are the same in every instance; what is written to
+;; standard output and error is dropped.
 (module
   (import "env" "memory" (memory 0))
   (global $now (mut i64) (i64.const 1))

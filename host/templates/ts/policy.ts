@@ -1,5 +1,6 @@
 // Refuses requests that would destroy data.
-import { boolean, decide, generate, lastUser, reject, type Request, type Routing, type Session } from "forkpoint-policy";
+import { boolean, decide, generate, lastUser, reject } from "forkpoint-policy";
+import type { Request, Routing, Session } from "forkpoint-policy";
 
 export function route(request: Request, session: Session): Routing {
   if (lastUser(request) === "") return reject(400, "nothing-asked", "The last turn of the user is empty.");

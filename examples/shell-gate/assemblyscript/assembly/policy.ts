@@ -1,5 +1,5 @@
-// The gate of ../../rust in AssemblyScript: the same rules, questions and reasons. rules.ts says what a command's text says
-// by itself.
+// The gate of ../../rust in AssemblyScript: the same rules, questions and reasons. rules.ts says what a command's text
+// says by itself.
 import { Answer, boolean, choice, config, failure, fixed, number, Request, Routing, Session } from "forkpoint";
 import { destroys, onlyReads, ordersDestruction } from "./rules";
 export { cabi_realloc } from "forkpoint";
@@ -44,8 +44,8 @@ function gate(request: Request, session: Session): Routing {
   return judge(session, "this tool call: " + calls.join(" and "), denyAt);
 }
 
-// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from denyAt
-// on where a probe answers that knows the like, else from the bar for label reads on.
+// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
+// denyAt on where a probe answers that knows the like, else from the bar for label reads on.
 function judgeRequest(session: Session, denyAt: f64, unsureAt: f64): Routing {
   const answers = session.decide([
     boolean("Does the last request need a shell on a machine?").probed("shell"),

@@ -22,8 +22,8 @@ export function destroys(text: string): bool {
   return false;
 }
 
-// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it does
-// no harm: both are left to the questions.
+// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it
+// does no harm: both are left to the questions.
 export function ordersDestruction(text: string): bool {
   if (String.UTF8.byteLength(text) > 200 || !destroys(text)) return false;
   const start = text.trimStart().toLowerCase();

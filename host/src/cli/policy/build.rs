@@ -25,8 +25,8 @@ Examples:
   forkpoint policy build my-gate -- -O3                       more flags for the compiler
 
 The language is told by the folder's files: Cargo.toml, go.mod, asconfig.json, or policy.c, .cpp, .js, .ts, .py, .zig or
-.wat. Compilers are looked for under CARGO, GO, ZIG, COMPONENTIZE_QJS, TSC, COMPONENTIZE_PY and ASC, then in the folder's
-own node_modules and .venv, then on PATH.")]
+.wat. Compilers are looked for under CARGO, GO, ZIG, COMPONENTIZE_QJS, TSC, COMPONENTIZE_PY and ASC, then in the
+folder's own node_modules and .venv, then on PATH.")]
 pub(super) struct BuildArgs {
     /// The policy's folder.
     #[arg(default_value = ".")]
@@ -38,8 +38,8 @@ pub(super) struct BuildArgs {
     /// built in].
     #[arg(long, value_name = "DIR")]
     wit: Option<PathBuf>,
-    /// Link the adapter from WASI, for C, C++ and Go, rather than stand-ins that give nothing. Policies are refused WASI,
-    /// and the refusal names what was called.
+    /// Link the adapter from WASI, for C, C++ and Go, rather than stand-ins that give nothing. Policies are refused
+    /// WASI, and the refusal names what was called.
     #[arg(long)]
     wasi: bool,
     /// More flags for the language's compiler.
@@ -117,7 +117,8 @@ impl Language {
     pub(super) fn of(dir: &Path) -> Result<Self> {
         let found: Vec<Self> =
             Self::value_variants().iter().copied().filter(|l| dir.join(l.marker()).is_file()).collect();
-        let markers = |languages: &[Self]| languages.iter().map(|l| l.marker()).collect::<Vec<_>>().join(", ");
+        let markers =
+            |languages: &[Self]| languages.iter().map(|l| l.marker()).collect::<Vec<_>>().join(", ");
         match found[..] {
             [language] => Ok(language),
             [] => bail!(
@@ -140,7 +141,8 @@ fn policy_name(dir: &Path) -> Result<String> {
         }
     }
     // Manifests of other tools, such as Cargo.toml and pyproject.toml.
-    manifests.retain(|name| is_policy_name(name) && name != "pyproject" && name != "clippy" && name != "rustfmt");
+    manifests
+        .retain(|name| is_policy_name(name) && name != "pyproject" && name != "clippy" && name != "rustfmt");
     let name = match &manifests[..] {
         [name] => name.clone(),
         _ => dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
@@ -164,7 +166,10 @@ mod tests {
     use super::*;
 
     fn folder(files: &[&str]) -> tempfile::TempDir {
-        let dir = tempfile::Builder::new().prefix("gate-").rand_bytes(0).tempdir_in(tempfile::tempdir().unwrap().keep());
+        let dir = tempfile::Builder::new()
+            .prefix("gate-")
+            .rand_bytes(0)
+            .tempdir_in(tempfile::tempdir().unwrap().keep());
         let dir = dir.unwrap();
         for file in files {
             std::fs::write(dir.path().join(file), "").unwrap();
@@ -185,7 +190,10 @@ mod tests {
 
     #[test]
     fn a_policy_has_its_manifest_s_name_or_the_folder_s() {
-        assert_eq!(policy_name(folder(&["my-gate.toml", "Cargo.toml", "policy.c"]).path()).unwrap(), "my-gate");
+        assert_eq!(
+            policy_name(folder(&["my-gate.toml", "Cargo.toml", "policy.c"]).path()).unwrap(),
+            "my-gate"
+        );
         assert_eq!(policy_name(folder(&["a.toml", "b.toml"]).path()).unwrap(), "gate-");
         let upper = folder(&[]).path().join("Upper");
         std::fs::create_dir_all(&upper).unwrap();

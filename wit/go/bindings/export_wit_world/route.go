@@ -3,23 +3,23 @@
 package export_wit_world
 
 import (
-	"github.com/forkpoint/forkpoint/wit/go/bindings/forkpoint_policy_dispatch"
-	"github.com/forkpoint/forkpoint/wit/go/bindings/forkpoint_policy_engine"
-	"github.com/forkpoint/forkpoint/wit/go/bindings/forkpoint_policy_types"
+	dispatch "github.com/forkpoint/forkpoint/wit/go/bindings/forkpoint_policy_dispatch"
+	engine "github.com/forkpoint/forkpoint/wit/go/bindings/forkpoint_policy_engine"
+	contract "github.com/forkpoint/forkpoint/wit/go/bindings/forkpoint_policy_types"
 	"github.com/forkpoint/forkpoint/wit/go/types"
 )
 
 // Policy is set before the first request.
-var Policy func(*forkpoint_policy_types.Request, *forkpoint_policy_engine.Session) (forkpoint_policy_dispatch.Routing, error)
+var Policy func(*contract.Request, *engine.Session) (dispatch.Routing, error)
 
 // Route is the contract's `route`.
-func Route(request forkpoint_policy_types.Request, session *forkpoint_policy_engine.Session) types.Result[forkpoint_policy_dispatch.Routing, string] {
+func Route(request contract.Request, session *engine.Session) types.Result[dispatch.Routing, string] {
 	if Policy == nil {
-		return types.Err[forkpoint_policy_dispatch.Routing]("no policy: call forkpoint.Policy in an init function")
+		return types.Err[dispatch.Routing]("no policy: call forkpoint.Policy in an init function")
 	}
 	routing, err := Policy(&request, session)
 	if err != nil {
-		return types.Err[forkpoint_policy_dispatch.Routing](err.Error())
+		return types.Err[dispatch.Routing](err.Error())
 	}
-	return types.Ok[forkpoint_policy_dispatch.Routing, string](routing)
+	return types.Ok[dispatch.Routing, string](routing)
 }

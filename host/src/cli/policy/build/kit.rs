@@ -159,7 +159,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let built_in = Kit::find(None, dir.path(), scratch.path()).unwrap();
-        assert!(built_in.path().starts_with(scratch.path()) && built_in.path().join("c/forkpoint.h").is_file());
+        assert!(
+            built_in.path().starts_with(scratch.path()) && built_in.path().join("c/forkpoint.h").is_file()
+        );
         write(Language::C, &dir.path().join("wit")).unwrap();
         assert_eq!(Kit::find(None, dir.path(), scratch.path()).unwrap().path(), dir.path().join("wit"));
         assert!(!dir.path().join("wit/zig").exists());

@@ -173,7 +173,15 @@ fn assemblyscript(job: &Job<'_>) -> Result<Vec<u8>> {
 fn zig(job: &Job<'_>) -> Result<Vec<u8>> {
     let core = job.scratch.join("core.wasm");
     let mut zig = ZIG.command(job.dir)?;
-    zig.args(["build-exe", "-target", "wasm32-freestanding", "-fno-entry", "-rdynamic", "-O", "ReleaseSmall"]);
+    zig.args([
+        "build-exe",
+        "-target",
+        "wasm32-freestanding",
+        "-fno-entry",
+        "-rdynamic",
+        "-O",
+        "ReleaseSmall",
+    ]);
     zig.args(job.flags).args(["--dep", "forkpoint"]).arg(assign("-Mroot=", &job.dir.join("policy.zig")));
     zig.arg(assign("-Mforkpoint=", &job.wit.join("zig/forkpoint.zig"))).arg(assign("-femit-bin=", &core));
     run(&mut zig)?;
@@ -194,7 +202,8 @@ fn wat(job: &Job<'_>) -> Result<Vec<u8>> {
 fn include_helpers(policy: &str, helpers: &str) -> String {
     let code = helpers.lines().map(|line| line.split(";;").next().unwrap_or("").trim());
     let helpers = code.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    let lines = policy.lines().map(|line| if line.trim() == ";; include forkpoint.wat" { &helpers } else { line });
+    let lines =
+        policy.lines().map(|line| if line.trim() == ";; include forkpoint.wat" { &helpers } else { line });
     lines.collect::<Vec<_>>().join("\n")
 }
 

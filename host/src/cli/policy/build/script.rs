@@ -40,7 +40,8 @@ export { $guarded as route };
 /// The policy with its `route` exported under guard. One that exports it in another way stays as it is.
 fn guard(policy: &str) -> String {
     for way in ["export function route", "export const route", "export let route"] {
-        let at = if policy.starts_with(way) { Some(0) } else { policy.find(&format!("\n{way}")).map(|at| at + 1) };
+        let at =
+            if policy.starts_with(way) { Some(0) } else { policy.find(&format!("\n{way}")).map(|at| at + 1) };
         if let Some(at) = at {
             let (head, rest) = policy.split_at(at);
             return format!("{head}{}{GUARD}", &rest["export ".len()..]);
@@ -52,7 +53,8 @@ fn guard(policy: &str) -> String {
 /// The policy with its import of the helpers turned into a use of them.
 fn bind(policy: &str) -> Result<String> {
     let (mut out, mut rest) = (String::new(), policy);
-    while let Some(at) = [format!("\"{HELPERS}\""), format!("'{HELPERS}'")].iter().find_map(|m| rest.find(m)) {
+    while let Some(at) = [format!("\"{HELPERS}\""), format!("'{HELPERS}'")].iter().find_map(|m| rest.find(m))
+    {
         let before = &rest[..at];
         let start = before.rfind("import").filter(|start| *start == 0 || before[..*start].ends_with('\n'));
         let clause = start.and_then(|start| before[start + 6..].trim().strip_suffix("from")).map(str::trim);
@@ -82,11 +84,20 @@ mod tests {
 
     #[test]
     fn helpers_stand_before_the_policy_and_keep_their_names() {
-        let linked =
-            link(HELPER, "// Head.\nimport { next as pass, reply } from \"forkpoint-policy\";\nconst next = 1;\n").unwrap();
+        let linked = link(
+            HELPER,
+            "// Head.\nimport { next as pass, reply } from \"forkpoint-policy\";\nconst next = 1;\n",
+        )
+        .unwrap();
         assert!(linked.starts_with("import { decide as ask } from"), "{linked}");
-        assert!(linked.contains("const reply =\n  (text) => text;\nreturn { next, reply };\n})();"), "{linked}");
-        assert!(linked.ends_with("// Head.\nconst { next: pass, reply } = $forkpoint;\nconst next = 1;\n"), "{linked}");
+        assert!(
+            linked.contains("const reply =\n  (text) => text;\nreturn { next, reply };\n})();"),
+            "{linked}"
+        );
+        assert!(
+            linked.ends_with("// Head.\nconst { next: pass, reply } = $forkpoint;\nconst next = 1;\n"),
+            "{linked}"
+        );
     }
 
     #[test]

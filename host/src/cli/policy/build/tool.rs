@@ -64,7 +64,8 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
     let words: Vec<_> = words.into_iter().map(OsStr::to_string_lossy).collect();
     eprintln!("+ {}", words.join(" "));
-    let name = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name =
+        Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let out = stderr().as_fd().try_clone_to_owned().context("cannot write to standard error")?;
     let status = command.stdout(Stdio::from(out)).status().with_context(|| format!("cannot run {name}"))?;
     if !status.success() {
@@ -96,10 +97,7 @@ mod tests {
         std::fs::create_dir_all(&own).unwrap();
         let path = Some(on_path.clone().into_os_string());
         let missing = ASC.find(dir.path(), None, path.clone()).unwrap_err().to_string();
-        assert_eq!(
-            missing,
-            "asc is not on PATH: npm install -E assemblyscript@0.28.20, or set ASC"
-        );
+        assert_eq!(missing, "asc is not on PATH: npm install -E assemblyscript@0.28.20, or set ASC");
         std::fs::write(on_path.join("asc"), "").unwrap();
         assert_eq!(ASC.find(dir.path(), None, path.clone()).unwrap(), on_path.join("asc"));
         std::fs::write(own.join("asc"), "").unwrap();
