@@ -27,7 +27,7 @@ Examples:
 The language is told by the folder's files: Cargo.toml, go.mod, asconfig.json, or policy.c, .cpp, .js, .ts, .py, .zig or
 .wat. Compilers are looked for under CARGO, GO, ZIG, COMPONENTIZE_QJS, TSC, COMPONENTIZE_PY and ASC, then in the
 folder's own node_modules and .venv, then on PATH.")]
-pub(super) struct BuildArgs {
+pub(in crate::cli) struct BuildArgs {
     /// The policy's folder.
     #[arg(default_value = ".")]
     dir: PathBuf,
@@ -78,7 +78,7 @@ struct Job<'a> {
 }
 
 impl BuildArgs {
-    pub(super) fn run(self) -> Result<()> {
+    pub(in crate::cli) fn run(self) -> Result<()> {
         let dir = self.dir.canonicalize().with_context(|| format!("cannot read {}", self.dir.display()))?;
         let language = Language::of(&dir)?;
         let out = match self.out {
@@ -140,9 +140,9 @@ fn policy_name(dir: &Path) -> Result<String> {
             manifests.extend(path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned));
         }
     }
-    // Manifests of other tools, such as Cargo.toml and pyproject.toml.
-    manifests
-        .retain(|name| is_policy_name(name) && name != "pyproject" && name != "clippy" && name != "rustfmt");
+    let others = ["pyproject", "clippy", "rustfmt", "forkpoint"];
+    // `Cargo` is no policy's name, with its capital letter.
+    manifests.retain(|name| is_policy_name(name) && !others.contains(&name.as_str()));
     let name = match &manifests[..] {
         [name] => name.clone(),
         _ => dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),

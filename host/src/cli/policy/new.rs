@@ -17,7 +17,7 @@ Examples:
 
 The folder holds a policy that asks one question, its manifest, test cases, the contract and the language's helpers.
 `forkpoint policy build my-gate` makes the component.")]
-pub(super) struct NewArgs {
+pub(in crate::cli) struct NewArgs {
     /// What the policy is written in.
     #[arg(long, value_enum)]
     lang: Language,
@@ -128,7 +128,7 @@ const fn template(language: Language) -> Template {
 }
 
 impl NewArgs {
-    pub(super) fn run(self) -> Result<()> {
+    pub(in crate::cli) fn run(self) -> Result<()> {
         let name = self.name.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if !is_policy_name(name) {
             bail!(

@@ -1,8 +1,6 @@
 //! The compilers that languages bring: where they are, and how to get them.
 
 use std::ffi::{OsStr, OsString};
-use std::io::stderr;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -66,8 +64,8 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
     eprintln!("+ {}", words.join(" "));
     let name =
         Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let out = stderr().as_fd().try_clone_to_owned().context("cannot write to standard error")?;
-    let status = command.stdout(Stdio::from(out)).status().with_context(|| format!("cannot run {name}"))?;
+    let status = command.stdout(Stdio::from(std::io::stderr())).status();
+    let status = status.with_context(|| format!("cannot run {name}"))?;
     if !status.success() {
         bail!("{name} failed: {status}");
     }
