@@ -125,8 +125,7 @@ fn python(job: &Job<'_>) -> Result<Vec<u8>> {
     let mut command = COMPONENTIZE_PY.command(job.dir)?;
     command.arg("-d").arg(job.wit).args(["-w", "policy", "componentize", "--stub-wasi", "-p"]).arg(job.dir);
     command.arg("-p").arg(job.wit.join("python")).args(job.flags).arg("policy").arg("-o").arg(&out);
-    // Byte code would lie beside the policy.
-    run(command.env("PYTHONDONTWRITEBYTECODE", "1"))?;
+    run(&mut command)?;
     read_bytes(&out)
 }
 
