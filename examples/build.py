@@ -6,26 +6,29 @@
     examples/build.py --check             fail when a source changed without a rebuild, or a component was replaced
     examples/build.py --list              name them
 
-Compilers come from the machine or are fetched once into a cache (toolchains.py). The `forkpoint` binary makes the
-components: $FORKPOINT, or target/release/forkpoint.
+Each is built by `forkpoint policy build`, where the recipes are: $FORKPOINT, or target/release/forkpoint. Compilers
+come from the machine or are fetched once into a cache (toolchains.py).
 
 A record is a table of SOURCES.toml beside the component:
 
-    language  "rust", "c" or "javascript"
+    language  "rust", "c", "cpp", "javascript", "typescript", "python", "go", "assemblyscript", "zig" or "wat"
     source    the folder, from the root of the repository
     sources   SHA-256, in hex, of the lines "PATH\\0SHA256\\n" of every source file, sorted by path as bytes; paths are
               from the root of the repository, SHA256 is that of the file, in hex. Source files are those that SHARED
-              names for the language and all in the folder except *.md and what lies in target/
+              names for the language and all in the folder except *.md and what tools leave there (LEFT)
     component SHA-256 of the component, in hex
+    wasi      optional: "adapter" where the component is to ask the host for WASI
+
+A manifest, NAME.toml in the folder above the source, is copied to beside the component.
 """
 
 import argparse
 import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 
 sys.dont_write_bytecode = True
@@ -39,11 +42,23 @@ RECORDED = ["plugins", "tests/fixtures", "tests/hostile"]
 
 # What a component depends on besides its folder.
 SHARED = {
-    "rust": ["wit/policy.wit", "wit/rust/Cargo.toml", "wit/rust/src/*.rs", "wit/rust/macros/Cargo.toml",
-             "wit/rust/macros/src/*.rs"],
-    "c": ["wit/policy.wit", "wit/c/*.[ch]"],
-    "javascript": ["wit/policy.wit", "wit/js/*.js"],
+    "rust": ["wit/rust/Cargo.toml", "wit/rust/src/*.rs", "wit/rust/macros/Cargo.toml", "wit/rust/macros/src/*.rs"],
+    "c": ["wit/c/*.[ch]"],
+    "cpp": ["wit/cpp/*.hpp"],
+    "javascript": ["wit/js/*.js"],
+    "typescript": ["wit/js/*.js", "wit/js/*.d.ts"],
+    "python": ["wit/python/*.py"],
+    "go": ["wit/go/go.mod", "wit/go/**/*.go"],
+    "assemblyscript": ["wit/assemblyscript/*.ts"],
+    "zig": ["wit/zig/*.zig"],
+    "wat": ["wit/wat/*.wat"],
 }
+
+# Folders that are named otherwise than their language.
+NAMED = {"js": "javascript", "ts": "typescript"}
+
+# What tools leave in a policy's folder.
+LEFT = {"target", "node_modules", ".venv", "__pycache__"}
 
 
 class Guest:
@@ -57,11 +72,16 @@ class Guest:
     def path(self) -> pathlib.Path:
         return (self.folder or pathlib.Path()) / f"{self.name}.wasm"
 
+    @property
+    def manifest(self) -> pathlib.Path:
+        """What the policy asks for, where it says so: served from beside the component."""
+        return self.source.parent / f"{self.name}.toml"
+
     def sources(self) -> str:
         """The hash that the record's `sources` holds."""
-        found = {path for pattern in SHARED[self.language] for path in ROOT.glob(pattern)}
+        found = {path for pattern in ["wit/policy.wit", *SHARED[self.language]] for path in ROOT.glob(pattern)}
         found |= {path for path in self.source.rglob("*") if path.is_file() and path.suffix != ".md"
-                  and "target" not in path.relative_to(self.source).parts}
+                  and not LEFT & set(path.relative_to(self.source).parts)}
         if self.language == "rust":
             found |= {self.workspace() / "Cargo.toml", self.workspace() / "Cargo.lock"}
         lines = ((path.relative_to(ROOT).as_posix().encode(), sha256(path).encode()) for path in found)
@@ -72,42 +92,16 @@ class Guest:
         return next(folder for folder in self.source.parents if (folder / "Cargo.lock").exists())
 
     def build(self, out: pathlib.Path) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            {"rust": rust, "c": c, "javascript": javascript}[self.language](self, out, pathlib.Path(scratch))
-
-
-def rust(guest: Guest, out: pathlib.Path, scratch: pathlib.Path) -> None:
-    manifest = guest.source / "Cargo.toml"
-    package = tomllib.loads(manifest.read_text())["package"]["name"]
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or guest.workspace() / "target")
-    run(["cargo", "build", "--release", "--locked", "--target", toolchains.WASM, "--manifest-path", manifest],
-        env=os.environ | {"CARGO_TARGET_DIR": str(target)} | toolchains.rust())
-    componentize(target / toolchains.WASM / f"release/{package.replace('-', '_')}.wasm", out)
-
-
-def c(guest: Guest, out: pathlib.Path, scratch: pathlib.Path) -> None:
-    run([forkpoint(), "policy", "bindgen", "c", "--wit", WIT, scratch])
-    core = scratch / "core.wasm"
-    sources = sorted(guest.source.glob("*.c")) + sorted(scratch.glob("*.[co]"))
-    run([*toolchains.zig(), "cc", "-target", "wasm32-wasi", "-mexec-model=reactor", "-std=c11", "-Os", "-Wall", "-Werror",
-         "-Wl,--strip-all", f"-I{scratch}", f"-I{WIT / 'c'}", *sources, "-o", core])
-    componentize(core, out, "--adapt")
-
-
-def javascript(guest: Guest, out: pathlib.Path, scratch: pathlib.Path) -> None:
-    # One module goes in, so the helpers stand before the policy and its import of them falls away.
-    helpers = (WIT / "js/policy.js").read_text()
-    policy = (guest.source / "policy.js").read_text()
-    importing = [line for line in policy.splitlines() if line.endswith('from "forkpoint-policy";')]
-    if len(importing) != 1:
-        raise SystemExit(f"{guest.source}/policy.js: expected one line `import {{ … }} from \"forkpoint-policy\";`")
-    (scratch / "policy.js").write_text(helpers + policy.replace(importing[0], "", 1))
-    run([*toolchains.componentize_qjs(), "--wit", WIT, "--world", "policy", "--js", scratch / "policy.js", "--sync",
-         "--stub-wasi", "-o", out])
-
-
-def componentize(core: pathlib.Path, out: pathlib.Path, *flags: str) -> None:
-    run([forkpoint(), "policy", "componentize", core, out, *flags])
+        environment = os.environ | toolchains.environment(self.language)
+        command = [forkpoint(), "policy", "build", self.source, "--wit", WIT, "--out", out]
+        if "wasi" in self.record:
+            command.append("--wasi")
+        if self.language == "rust":
+            environment.setdefault("CARGO_TARGET_DIR", str(self.workspace() / "target"))
+            command += ["--", "--locked"]
+        elif self.language in ("c", "cpp"):
+            command += ["--", "-Werror"]
+        run(command, env=environment)
 
 
 def forkpoint() -> pathlib.Path:
@@ -135,10 +129,10 @@ def guests() -> list[Guest]:
         tables = tomllib.loads(records.read_text()) if records.exists() else {}
         found += [Guest(ROOT / folder, name, record) for name, record in tables.items()]
     shipped = {guest.source for guest in found}
-    languages = {"rust": "rust", "c": "c", "js": "javascript"}
     for source in sorted((ROOT / "examples").glob("*/*/")):
-        if source.name in languages and source not in shipped:
-            record = {"language": languages[source.name], "source": source.relative_to(ROOT).as_posix()}
+        language = NAMED.get(source.name, source.name)
+        if language in SHARED and source not in shipped:
+            record = {"language": language, "source": source.relative_to(ROOT).as_posix()}
             found.append(Guest(None, f"{source.parent.name}-{source.name}", record))
     return found
 
@@ -157,6 +151,11 @@ def record(built: list[Guest]) -> None:
         path.write_text(comment + ("\n" if comment else "") + body)
 
 
+def same(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Whether the files hold the same; a source without a manifest says nothing of the other."""
+    return not one.exists() or (other.exists() and one.read_bytes() == other.read_bytes())
+
+
 def check(all_guests: list[Guest]) -> int:
     faults = 0
     for guest in (guest for guest in all_guests if guest.folder):
@@ -167,6 +166,8 @@ def check(all_guests: list[Guest]) -> int:
             fault = "is not what SOURCES.toml records"
         elif guest.sources() != guest.record.get("sources"):
             fault = f"was built from other sources: run examples/build.py {guest.name}"
+        elif not same(guest.manifest, guest.path.with_suffix(".toml")):
+            fault = f"has another manifest than its source: run examples/build.py {guest.name}"
         else:
             continue
         faults += 1
@@ -192,7 +193,7 @@ def main() -> int:
     known = guests()
     if options.list:
         for guest in known:
-            print(f"{guest.name:24} {guest.language:12} {guest.source.relative_to(ROOT)}")
+            print(f"{guest.name:26} {guest.language:15} {guest.source.relative_to(ROOT)}")
         return 0
     if options.check:
         return 1 if check(known) else 0
@@ -209,7 +210,10 @@ def main() -> int:
     else:
         options.out.mkdir(parents=True, exist_ok=True)
     for guest in chosen:
-        guest.build(options.out.resolve() / guest.path.name if options.out else guest.path)
+        path = options.out.resolve() / guest.path.name if options.out else guest.path
+        guest.build(path)
+        if guest.manifest.exists():
+            shutil.copyfile(guest.manifest, path.with_suffix(".toml"))
     if not options.out:
         record(chosen)
     return 0

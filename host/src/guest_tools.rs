@@ -1,6 +1,6 @@
-//! Tools for guest authors: a core module becomes a component, and the contract becomes C bindings. What
-//! `forkpoint policy componentize` and `forkpoint policy bindgen c` call, so that an author needs no other
-//! tool than a compiler for wasm32.
+//! Tools for guest authors: a core module becomes a component, and the contract becomes bindings for C and Go. What
+//! `forkpoint policy build`, `componentize` and `bindgen c` call, so that an author needs no other tool than a compiler
+//! for wasm32.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,9 @@ use wit_parser::{Resolve, WorldId};
 
 /// The contract that this build serves, as WIT text.
 pub const CONTRACT: &str = include_str!("../../wit/policy.wit");
+
+/// Stands in for WASI preview 1, and gives nothing.
+const NO_WASI: &str = include_str!("guest_tools/no_wasi.wat");
 
 /// The world that a policy implements.
 pub const WORLD: &str = "policy";
@@ -41,7 +44,7 @@ pub enum GuestToolError {
         /// What to try, or nothing.
         hint: &'static str,
     },
-    /// The C generator refused the world.
+    /// The generator refused the world.
     #[error("cannot generate bindings: {0:#}")]
     Bindgen(anyhow::Error),
     /// A generated file could not be written.
@@ -63,6 +66,29 @@ pub enum GuestToolError {
 /// # Errors
 /// When the input is not a module or its imports and exports do not fit the world.
 pub fn componentize(core: &[u8], adapt: bool, wit: Option<&Path>) -> Result<Vec<u8>, GuestToolError> {
+    let adapter = adapt.then_some(adapter::WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER);
+    let fitted = with_world(core, wit)?;
+    encode(&fitted, adapter).map_err(|cause| {
+        let wants_adapter =
+            !adapt && format!("{cause:#}").contains(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME);
+        let hint = if wants_adapter { "; a module for WASI preview 1 needs --adapt" } else { "" };
+        GuestToolError::Encode { cause, hint }
+    })
+}
+
+/// Makes a component of a core module for `wasm32-wasip1` that needs nothing of WASI from its host: its language's
+/// runtime asks for the time, random bytes and a standard output, and gets stand-ins. `wit` is as for [`componentize`].
+///
+/// # Errors
+/// When the input is not a module or its imports and exports do not fit the world.
+pub fn componentize_without_wasi(core: &[u8], wit: Option<&Path>) -> Result<Vec<u8>, GuestToolError> {
+    let stand_in = wat::parse_str(NO_WASI).map_err(|cause| GuestToolError::NotWasm(cause.into()))?;
+    encode(&with_world(core, wit)?, Some(&stand_in))
+        .map_err(|cause| GuestToolError::Encode { cause, hint: "" })
+}
+
+/// The module, in binary, with its world in a custom section.
+fn with_world(core: &[u8], wit: Option<&Path>) -> Result<Vec<u8>, GuestToolError> {
     let mut module =
         wat::parse_bytes(core).map_err(|cause| GuestToolError::NotWasm(cause.into()))?.into_owned();
     if wasm_layer(&module) == Some(1) {
@@ -74,21 +100,13 @@ pub fn componentize(core: &[u8], adapt: bool, wit: Option<&Path>) -> Result<Vec<
         wit_component::embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8)
             .map_err(|cause| GuestToolError::Encode { cause, hint: "" })?;
     }
-    encode(&module, adapt).map_err(|cause| {
-        let wants_adapter =
-            !adapt && format!("{cause:#}").contains(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME);
-        let hint = if wants_adapter { "; a module for WASI preview 1 needs --adapt" } else { "" };
-        GuestToolError::Encode { cause, hint }
-    })
+    Ok(module)
 }
 
-fn encode(module: &[u8], adapt: bool) -> anyhow::Result<Vec<u8>> {
+fn encode(module: &[u8], preview1: Option<&[u8]>) -> anyhow::Result<Vec<u8>> {
     let mut encoder = ComponentEncoder::default().validate(true).debug_names(false).module(module)?;
-    if adapt {
-        encoder = encoder.adapter(
-            adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
-            adapter::WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
-        )?;
+    if let Some(preview1) = preview1 {
+        encoder = encoder.adapter(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, preview1)?;
     }
     encoder.encode()
 }
@@ -99,17 +117,46 @@ fn encode(module: &[u8], adapt: bool) -> anyhow::Result<Vec<u8>> {
 /// # Errors
 /// When the WIT does not parse or the files cannot be written.
 pub fn bindgen_c(wit: &Path, out: &Path) -> Result<Vec<PathBuf>, GuestToolError> {
+    generate(wit_bindgen_c::Opts::default().build(), wit, out, <[u8]>::to_vec)
+}
+
+/// Writes Go bindings of the world of `wit`, a folder or one file, into the folder `bindings` of the Go module that
+/// lies at `out` and is called `module`. They import what that module must have: `types`, `runtime`, and
+/// `bindings/export_wit_world` with the function `Route`; wit/go has them. Returns what was written.
+///
+/// # Errors
+/// When the WIT does not parse or the files cannot be written.
+pub fn bindgen_go(wit: &Path, out: &Path, module: &str) -> Result<Vec<PathBuf>, GuestToolError> {
+    let options = wit_bindgen_go::Opts {
+        // What is generated is not read, and formatting it would need gofmt.
+        format: wit_bindgen_go::Format::False,
+        pkg_name: Some(format!("{module}/bindings")),
+        ..wit_bindgen_go::Opts::default()
+    };
+    // The generator's own runtime would have to be fetched from elsewhere.
+    let adapt = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text);
+        text.replace("go.bytecodealliance.org/pkg/wit/", &format!("{module}/")).into_bytes()
+    };
+    generate(options.build(), wit, &out.join("bindings"), adapt)
+}
+
+fn generate(
+    mut generator: Box<dyn wit_bindgen_core::WorldGenerator>,
+    wit: &Path,
+    out: &Path,
+    adapt: impl Fn(&[u8]) -> Vec<u8>,
+) -> Result<Vec<PathBuf>, GuestToolError> {
     let (mut resolve, world) = load_world(Some(wit))?;
     let mut files = wit_bindgen_core::Files::default();
-    wit_bindgen_c::Opts::default()
-        .build()
-        .generate(&mut resolve, world, &mut files)
-        .map_err(GuestToolError::Bindgen)?;
-    fs::create_dir_all(out).map_err(|cause| GuestToolError::Write { path: out.to_owned(), cause })?;
+    generator.generate(&mut resolve, world, &mut files).map_err(GuestToolError::Bindgen)?;
     let mut written = Vec::new();
     for (name, content) in files.iter() {
         let path = out.join(name);
-        fs::write(&path, content).map_err(|cause| GuestToolError::Write { path: path.clone(), cause })?;
+        let folder = path.parent().unwrap_or(out);
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, adapt(content)))
+            .map_err(|cause| GuestToolError::Write { path: path.clone(), cause })?;
         written.push(path);
     }
     Ok(written)
@@ -171,6 +218,38 @@ mod tests {
     }
 
     #[test]
+    fn a_preview_1_module_can_do_without_its_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let wit = dir.path().join("adder.wit");
+        fs::write(&wit, ADDER).unwrap();
+        let core = r#"(module
+            (import "wasi_snapshot_preview1" "clock_time_get" (func $time (param i32 i64 i32) (result i32)))
+            (import "wasi_snapshot_preview1" "path_unlink_file" (func $unlink (param i32 i32 i32) (result i32)))
+            (memory (export "memory") 1)
+            (func (export "add") (param i32 i32) (result i32)
+                (i32.add (call $unlink (i32.const 3) (i32.const 0) (i32.const 0))
+                    (call $time (i32.const 0) (i64.const 0) (i32.const 16)))))"#;
+        let alone = componentize_without_wasi(core.as_bytes(), Some(&wit)).unwrap();
+        assert_eq!(imports(&alone), Vec::<String>::new());
+        let adapted = componentize(core.as_bytes(), true, Some(&wit)).unwrap();
+        assert!(
+            imports(&adapted).iter().any(|name| name.starts_with("wasi:clocks/")),
+            "{:?}",
+            imports(&adapted)
+        );
+    }
+
+    /// What a component imports.
+    fn imports(component: &[u8]) -> Vec<String> {
+        let decoded = wit_component::decode(component).unwrap();
+        let wit_component::DecodedWasm::Component(resolve, world) = decoded else {
+            panic!("not a component")
+        };
+        let keys = resolve.worlds[world].imports.keys();
+        keys.map(|key| resolve.name_world_key(key)).collect()
+    }
+
+    #[test]
     fn what_is_not_wasm_is_refused() {
         let error = componentize(b"\x7fELF", false, None).unwrap_err();
         assert!(matches!(error, GuestToolError::NotWasm(_)), "{error}");
@@ -185,5 +264,18 @@ mod tests {
         let header = written.iter().find(|path| path.extension().is_some_and(|e| e == "h")).unwrap();
         assert!(fs::read_to_string(header).unwrap().contains("exports_policy_route"), "{written:?}");
         assert!(written.iter().any(|path| path.extension().is_some_and(|e| e == "o")), "{written:?}");
+    }
+
+    #[test]
+    fn go_bindings_declare_the_export_and_import_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let wit = dir.path().join("policy.wit");
+        fs::write(&wit, CONTRACT).unwrap();
+        let written = bindgen_go(&wit, dir.path(), "example.org/gate").unwrap();
+        let texts: Vec<String> = written.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+        assert!(texts.iter().any(|text| text.contains("//go:wasmexport route")), "{written:?}");
+        assert!(texts.iter().any(|text| text.contains("\"example.org/gate/bindings/")), "{written:?}");
+        assert!(texts.iter().any(|text| text.contains("\"example.org/gate/types\"")), "{written:?}");
+        assert!(written[0].starts_with(dir.path().join("bindings")), "{written:?}");
     }
 }

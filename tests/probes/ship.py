@@ -20,6 +20,9 @@ POLICIES = {
     "auto": ["shell", "destructive", "output", "difficulty"],
     "shell-gate": ["shell", "destructive"],
     "cheap-or-strong": ["difficulty", "personal-data"],
+    "four-tier": ["difficulty"],
+    "injection-guard": ["injection"],
+    "privacy": ["personal-data"],
 }
 
 # Words of the last turn that a shipped example has at most.

@@ -42,6 +42,15 @@ static inline bool fp_is(policy_string_t text, const char *other) {
   return text.len == strlen(other) && memcmp(text.ptr, other, text.len) == 0;
 }
 
+// The text of the user's last turn, or nothing; not zero-terminated.
+static inline policy_string_t fp_last_user(const fp_request *request) {
+  for (size_t i = request->messages.len; i-- > 0;) {
+    const fp_message *turn = &request->messages.ptr[i];
+    if (turn->role == FORKPOINT_POLICY_TYPES_ROLE_USER) return turn->content;
+  }
+  return (policy_string_t){NULL, 0};
+}
+
 // A yes-or-no question.
 static inline fp_question fp_boolean(const char *instructions) {
   return (fp_question){.instructions = fp_lend(instructions), .criteria = {.tag = FORKPOINT_POLICY_ENGINE_CRITERIA_BOOLEAN}};

@@ -1,5 +1,5 @@
-// Helpers for policies in JavaScript. examples/build.py puts them before the policy, which imports them from
-// "forkpoint-policy". What the values mean is the contract's to say: wit/policy.wit.
+// Helpers for policies in JavaScript. `forkpoint policy build` puts them before the policy, which imports them from
+// "forkpoint-policy"; policy.d.ts has their types. What the values mean is the contract's to say: wit/policy.wit.
 import { decide as engineDecide, generate as engineGenerate } from "forkpoint:policy/engine@0.1.0";
 import { log as hostLog, config as hostConfig } from "forkpoint:policy/host@0.1.0";
 
@@ -35,6 +35,13 @@ export const draft = (session, sampling = {}) => engineGenerate(session, { stop:
 
 /** The text of the user's last turn, or "". */
 export const lastUser = (request) => request.messages.findLast((turn) => turn.role === "user")?.content ?? "";
+
+/** The calls that the model proposed last and that no tool has answered yet. */
+export const pendingCalls = (request) => {
+  const turns = request.messages.slice(request.messages.findLastIndex((turn) => turn.toolCalls.length > 0));
+  const answered = turns.map((turn) => turn.toolCallId);
+  return (turns[0]?.toolCalls ?? []).filter((call) => !answered.includes(call.id));
+};
 
 /** Logs a line: level is "debug", "info", "warn" or "error". */
 export const log = (level, message) => hostLog(level, message);
@@ -75,3 +82,9 @@ export const reject = (status, code, message, labels) => routing("reject", { sta
 /** Has no opinion: the next policy of the chain is asked. */
 export const next = (reason = "next", labels) => routing("next", undefined, reason, labels);
 
+/** What was thrown, as text: an engine's refusal is an error whose payload has its kind and why. */
+export const reason = (error) => {
+  const { payload } = Object(error);
+  if (payload?.tag !== undefined) return `${payload.tag}: ${payload.val}`;
+  return payload === undefined ? String(error) : String(payload);
+};

@@ -38,8 +38,8 @@ static inline bool rules_destroys(const char *text) {
   return found;
 }
 
-// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it does
-// no harm: both are left to the questions.
+// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it
+// does no harm: both are left to the questions.
 static inline bool rules_orders_destruction(const char *text) {
   static const char *asks[] = {"explain", "what", "why", "how", "describe", "tell me"};
   if (strlen(text) > 200 || !rules_destroys(text)) return false;

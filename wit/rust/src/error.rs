@@ -34,17 +34,34 @@ impl From<&str> for Error {
     }
 }
 
+impl Error {
+    /// The kind of the engine's failure, such as "budget", or "policy" for the policy's own reason: short enough for
+    /// a label.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Policy(_) => "policy",
+            Self::Engine(Failure::Invalid(_)) => "invalid",
+            Self::Engine(Failure::Full(_)) => "full",
+            Self::Engine(Failure::Budget(_)) => "budget",
+            Self::Engine(Failure::Denied(_)) => "denied",
+            Self::Engine(Failure::Unavailable(_)) => "unavailable",
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, text) = match self {
-            Self::Policy(reason) => return out.write_str(reason),
-            Self::Engine(Failure::Invalid(text)) => ("invalid", text),
-            Self::Engine(Failure::Full(text)) => ("full", text),
-            Self::Engine(Failure::Budget(text)) => ("budget", text),
-            Self::Engine(Failure::Denied(text)) => ("denied", text),
-            Self::Engine(Failure::Unavailable(text)) => ("unavailable", text),
-        };
-        write!(out, "{kind}: {text}")
+        match self {
+            Self::Policy(reason) => out.write_str(reason),
+            Self::Engine(
+                Failure::Invalid(text)
+                | Failure::Full(text)
+                | Failure::Budget(text)
+                | Failure::Denied(text)
+                | Failure::Unavailable(text),
+            ) => write!(out, "{}: {text}", self.kind()),
+        }
     }
 }
 
@@ -58,6 +75,8 @@ mod tests {
     fn an_engine_failure_keeps_its_kind_in_the_text() {
         let error = Error::from(Failure::Budget("64 of 64 questions asked".into()));
         assert_eq!(error.to_string(), "budget: 64 of 64 questions asked");
-        assert_eq!(Error::from("no model fits").to_string(), "no model fits");
+        assert_eq!(error.kind(), "budget");
+        let own = Error::from("no model fits");
+        assert_eq!((own.to_string().as_str(), own.kind()), ("no model fits", "policy"));
     }
 }

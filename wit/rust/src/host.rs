@@ -2,7 +2,8 @@
 
 use crate::bindings::forkpoint::policy::host::{self, Level};
 use crate::{Error, Result};
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
+use std::ops::RangeBounds;
 use std::str::FromStr;
 
 /// Logs at debug level, under this policy's name.
@@ -37,6 +38,25 @@ pub fn config(key: &str) -> Option<String> {
 /// When the key is set to what is not a `T`: a mistyped threshold is never taken for the default.
 pub fn config_or<T: FromStr<Err: Display>>(key: &str, default: T) -> Result<T> {
     parse_or(key, config(key), default)
+}
+
+/// A number of the policy's configuration within a range, or `default` where the key is not set:
+/// `config_within("deny-at", 0.8, 0.0..=1.0)?`.
+///
+/// # Errors
+/// When the key is set to what is not a `T` of the range. A threshold that is not a number would hold for nothing.
+pub fn config_within<T>(key: &str, default: T, range: impl RangeBounds<T> + Debug) -> Result<T>
+where
+    T: FromStr<Err: Display> + PartialOrd + Display,
+{
+    within(key, config_or(key, default)?, range)
+}
+
+fn within<T: PartialOrd + Display>(key: &str, value: T, range: impl RangeBounds<T> + Debug) -> Result<T> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::Policy(format!("config {key} = {value}: must lie within {range:?}")))
 }
 
 fn parse_or<T: FromStr<Err: Display>>(key: &str, value: Option<String>, default: T) -> Result<T> {
@@ -88,6 +108,16 @@ mod tests {
         assert_eq!(parse_or("t", Some(" 0.9 ".into()), 0.8).unwrap(), 0.9);
         let error = parse_or("t", Some("high".into()), 0.8).unwrap_err().to_string();
         assert!(error.contains("config t") && error.contains("high"), "{error}");
+    }
+
+    #[test]
+    fn a_number_lies_within_its_range() {
+        assert_eq!(within("t", 1.0, 0.0..=1.0).unwrap(), 1.0);
+        for bad in [1.5, -0.1, f64::NAN, f64::INFINITY] {
+            let error = within("t", bad, 0.0..=1.0).unwrap_err().to_string();
+            assert_eq!(error, format!("config t = {bad}: must lie within 0.0..=1.0"));
+        }
+        assert!(within("n", 0, 1..).is_err());
     }
 
     #[test]

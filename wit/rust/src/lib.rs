@@ -44,7 +44,9 @@ pub mod bindings {
 }
 
 mod error;
+mod hash;
 mod host;
+mod outcome;
 mod plan;
 mod question;
 mod request;
@@ -57,7 +59,9 @@ pub use bindings::forkpoint::policy::engine::{
 pub use bindings::forkpoint::policy::types::{Message, Request, Role, Sampling, Tool, ToolCall};
 pub use error::{Error, Result};
 pub use forkpoint_policy_macros::policy;
-pub use host::{config, config_or, debug, error, info, store, warn};
+pub use hash::stable_hash;
+pub use host::{config, config_or, config_within, debug, error, info, store, warn};
+pub use outcome::Outcome;
 pub use plan::{ForwardTo, Generate, forward, generate, next, reject, reply};
 pub use question::{Answer, boolean, choice, score};
 

@@ -55,6 +55,12 @@ impl Routing {
         self.labels.push((name.into(), value.to_string()));
         self
     }
+
+    /// Adds a name and a figure, with two digits, to the journal.
+    #[must_use]
+    pub fn figure(self, name: impl Into<String>, value: f64) -> Self {
+        self.label(name, format!("{value:.2}"))
+    }
 }
 
 /// A reply to be generated; [`Generate::because`] makes it a plan.
@@ -175,9 +181,13 @@ mod tests {
             .temperature(0.0)
             .max_tokens(64)
             .because("needs-shell")
-            .label("risk", 0.25);
+            .label("by", "rule")
+            .figure("risk", 0.8149);
         assert_eq!(routing.reason, "needs-shell");
-        assert_eq!(routing.labels, [("risk".to_owned(), "0.25".to_owned())]);
+        assert_eq!(
+            routing.labels,
+            [("by", "rule"), ("risk", "0.81")].map(|(k, v)| (k.to_owned(), v.to_owned()))
+        );
         let Plan::Generate(made) = routing.plan else { panic!() };
         assert_eq!(made.append[0].role, Role::System);
         assert_eq!(made.append[1].content, "And polite.");

@@ -1,6 +1,6 @@
 //! Reading a request, and writing turns.
 
-use crate::{Message, Request, Role, Sampling, Tool, ToolCall};
+use crate::{Message, Request, Role, Sampling, Tool, ToolCall, stable_hash};
 
 impl Request {
     /// The text of the user's last turn; empty where there is none.
@@ -8,6 +8,22 @@ impl Request {
     pub fn last_user(&self) -> &str {
         let mut turns = self.messages.iter().rev();
         turns.find(|turn| turn.role == Role::User).map_or("", |turn| &turn.content)
+    }
+
+    /// The turns after the user's last one: what the model called and what tools answered. All where no user spoke.
+    #[must_use]
+    pub fn since_user(&self) -> &[Message] {
+        let user = self.messages.iter().rposition(|turn| turn.role == Role::User);
+        &self.messages[user.map_or(0, |at| at + 1)..]
+    }
+
+    /// A key for the conversation: the same for each of its turns, whatever comes after the user's first one. Two
+    /// conversations that open with the same words share it.
+    #[must_use]
+    pub fn conversation_key(&self) -> String {
+        let first = self.messages.iter().position(|turn| turn.role == Role::User);
+        let opening = &self.messages[..first.map_or(self.messages.len(), |at| at + 1)];
+        format!("{:016x}", stable_hash(opening.iter().map(|turn| &turn.content)))
     }
 
     /// The calls that the model proposed last and that no tool has answered yet: what a gate judges.
@@ -89,6 +105,25 @@ mod tests {
         let turns = vec![Message::user("first"), Message::user("second"), Message::assistant("reply")];
         assert_eq!(request(turns).last_user(), "second");
         assert_eq!(request(vec![Message::system("only")]).last_user(), "");
+    }
+
+    #[test]
+    fn a_conversation_keeps_its_key_as_it_grows() {
+        let opening = || vec![Message::system("Be brief."), Message::user("Hello")];
+        let mut grown = opening();
+        grown.extend([Message::assistant("Hi."), Message::user("And now?")]);
+        let key = request(opening()).conversation_key();
+        assert_eq!(request(grown).conversation_key(), key);
+        assert_ne!(request(vec![Message::user("Hello")]).conversation_key(), key);
+        assert_eq!(request(Vec::new()).conversation_key().len(), 16);
+    }
+
+    #[test]
+    fn turns_since_the_user_spoke_are_the_tools_and_the_model_s() {
+        let turns = vec![Message::user("go"), Message::assistant(""), Message::new(Role::Tool, "done")];
+        assert_eq!(request(turns).since_user().len(), 2);
+        assert!(request(vec![Message::user("go")]).since_user().is_empty());
+        assert_eq!(request(vec![Message::system("only")]).since_user().len(), 1);
     }
 
     #[test]

@@ -1,0 +1,121 @@
+//! Holds each tenant to a quota of requests and tokens a window, asking nothing.
+//!
+//! Near its quota a tenant is degraded: the model here answers, with a shorter reply. Beyond it, requests are refused
+//! with 429 until the window ends. Tokens are charged before the reply: the prompt's, which the session knows, and the
+//! most that the reply may have. A request that is refused is charged nothing.
+//!
+//! Configuration: docs/policies/budget.md.
+
+use forkpoint_policy::*;
+use std::time::Duration;
+
+struct Quota {
+    requests: i64,
+    tokens: i64,
+    window: Duration,
+}
+
+#[policy]
+fn route(request: &Request, session: &Session) -> Result<Routing> {
+    let quota = Quota {
+        requests: config_within("requests", 1000, 1..)?,
+        tokens: config_within("tokens", 1_000_000, 1..)?,
+        window: Duration::from_secs(config_within("window-seconds", 3600, 1..=u64::from(u32::MAX))?),
+    };
+    let degrade_at = config_within("degrade-at", 0.8, 0.0..=1.0)?;
+    let short = config_within("degraded-max-tokens", 128, 1..)?;
+    let assumed = config_within("reply-tokens", 512, 1..=1_000_000)?;
+    let within = config_or("within", Outcome::Next)?;
+    let on_failure = config_or("on-failure", Outcome::Reject(503))?;
+
+    let header = config("tenant-header").unwrap_or_else(|| "x-tenant".into());
+    let tenant = tenant(request.header(&header), &config("tenants").unwrap_or_default());
+    let reply = request.sampling.max_tokens.unwrap_or(assumed);
+    let cost = i64::from(session.usage().tokens) + i64::from(reply);
+    let charged = match charge(&tenant, cost, &quota) {
+        Ok(charged) => charged,
+        Err(error) => {
+            warn(&error.to_string());
+            let message = "The quota could not be read; try again later.";
+            return Ok(on_failure.because("store-failed", message).label("tenant", tenant));
+        }
+    };
+    let used =
+        (charged.requests as f64 / quota.requests as f64).max(charged.tokens as f64 / quota.tokens as f64);
+    let minutes = quota.window.as_secs().div_ceil(60);
+    let routing = if let Some(code) = charged.over {
+        reject(
+            429,
+            code,
+            format!("The quota of this tenant is used up; it is renewed within {minutes} minutes."),
+        )
+    } else if used >= degrade_at {
+        generate()
+            .max_tokens(request.sampling.max_tokens.map_or(short, |most| most.min(short)))
+            .because("degraded")
+    } else {
+        within.because("within", "")
+    };
+    Ok(routing
+        .label("tenant", tenant)
+        .label("requests", charged.requests)
+        .label("tokens", charged.tokens)
+        .figure("used", used))
+}
+
+/// What a window holds with this request; `over` is the code of a refusal.
+struct Charged {
+    requests: i64,
+    tokens: i64,
+    over: Option<&'static str>,
+}
+
+/// Adds a request to its tenant's window, and takes it out again where it does not fit. The additions are atomic, so two
+/// requests at once never share what is left.
+fn charge(tenant: &str, cost: i64, quota: &Quota) -> Result<Charged> {
+    let keys = [format!("requests:{tenant}"), format!("tokens:{tenant}")];
+    let add = |key: &str, by: i64| store::add(key, by, Some(quota.window));
+    let (requests, tokens) = (add(&keys[0], 1)?, add(&keys[1], cost)?);
+    let over = if requests > quota.requests {
+        Some("quota-requests")
+    } else if tokens > quota.tokens {
+        Some("quota-tokens")
+    } else {
+        None
+    };
+    if over.is_some() {
+        add(&keys[0], -1)?;
+        add(&keys[1], -cost)?;
+        return Ok(Charged { requests: requests - 1, tokens: tokens - cost, over });
+    }
+    Ok(Charged { requests, tokens, over })
+}
+
+/// Whose quota it is: the header's, where the operator lists no tenants or lists this one. All others share one, since
+/// names that clients make up must not be new quotas.
+fn tenant(header: Option<&str>, listed: &str) -> String {
+    let name = header.map_or("", str::trim);
+    let known = listed.trim().is_empty() || listed.split(',').any(|one| one.trim() == name);
+    match name {
+        "" => "nobody".into(),
+        _ if !known => "others".into(),
+        // A store's key and a label's value are bounded.
+        _ if name.len() > 64 => format!("{:016x}", stable_hash([name])),
+        _ => name.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tenant;
+
+    #[test]
+    fn made_up_tenants_share_a_quota() {
+        assert_eq!(tenant(Some(" acme "), ""), "acme");
+        assert_eq!(tenant(Some("acme"), "acme, globex"), "acme");
+        assert_eq!(tenant(Some("acme-2"), "acme, globex"), "others");
+        assert_eq!(tenant(None, "acme"), "nobody");
+        assert_eq!(tenant(Some(""), ""), "nobody");
+        assert_eq!(tenant(Some(&"x".repeat(65)), "").len(), 16);
+    }
+}

@@ -1,0 +1,3 @@
+module shell-gate
+
+go 1.24

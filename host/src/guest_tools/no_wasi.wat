@@ -1,0 +1,98 @@
+;; What a module for WASI preview 1 runs on as a policy: nothing. It is linked in the place of the adapter, so that the
+;; component imports no WASI, which policies are refused. There are no arguments, no environment and no files; the clock
+;; goes on by a microsecond whenever it is read; random bytes are the same in every instance; what is written to
+;; standard output and error is dropped.
+(module
+  (import "env" "memory" (memory 0))
+  (global $now (mut i64) (i64.const 1))
+  (global $seed (mut i64) (i64.const 0x9e3779b97f4a7c15))
+
+  (func (export "args_get") (param i32 i32) (result i32) (i32.const 0))
+  (func (export "args_sizes_get") (param i32 i32) (result i32) (call $nothing (local.get 0) (local.get 1)))
+  (func (export "environ_get") (param i32 i32) (result i32) (i32.const 0))
+  (func (export "environ_sizes_get") (param i32 i32) (result i32) (call $nothing (local.get 0) (local.get 1)))
+  (func $nothing (param i32 i32) (result i32)
+    (i32.store (local.get 0) (i32.const 0))
+    (i32.store (local.get 1) (i32.const 0))
+    (i32.const 0))
+
+  (func (export "clock_res_get") (param $clock i32) (param $out i32) (result i32)
+    (i64.store (local.get $out) (i64.const 1000))
+    (i32.const 0))
+  (func (export "clock_time_get") (param $clock i32) (param $precision i64) (param $out i32) (result i32)
+    (global.set $now (i64.add (global.get $now) (i64.const 1000)))
+    (i64.store (local.get $out) (global.get $now))
+    (i32.const 0))
+
+  ;; Marsaglia's xorshift.
+  (func (export "random_get") (param $at i32) (param $length i32) (result i32)
+    (block $done (loop $bytes
+      (br_if $done (i32.eqz (local.get $length)))
+      (global.set $seed (i64.xor (global.get $seed) (i64.shl (global.get $seed) (i64.const 13))))
+      (global.set $seed (i64.xor (global.get $seed) (i64.shr_u (global.get $seed) (i64.const 7))))
+      (global.set $seed (i64.xor (global.get $seed) (i64.shl (global.get $seed) (i64.const 17))))
+      (i64.store8 (local.get $at) (global.get $seed))
+      (local.set $at (i32.add (local.get $at) (i32.const 1)))
+      (local.set $length (i32.sub (local.get $length) (i32.const 1)))
+      (br $bytes)))
+    (i32.const 0))
+
+  ;; Says that all of it was written.
+  (func (export "fd_write") (param $fd i32) (param $parts i32) (param $count i32) (param $out i32) (result i32)
+    (local $written i32)
+    (block $done (loop $each
+      (br_if $done (i32.eqz (local.get $count)))
+      (local.set $written (i32.add (local.get $written) (i32.load offset=4 (local.get $parts))))
+      (local.set $parts (i32.add (local.get $parts) (i32.const 8)))
+      (local.set $count (i32.sub (local.get $count) (i32.const 1)))
+      (br $each)))
+    (i32.store (local.get $out) (local.get $written))
+    (i32.const 0))
+
+  ;; Standard output and error are character devices that are written to.
+  (func (export "fd_fdstat_get") (param $fd i32) (param $out i32) (result i32)
+    (if (i32.gt_u (local.get $fd) (i32.const 2)) (then (return (i32.const 8))))
+    (i64.store (local.get $out) (i64.const 2))
+    (i64.store offset=8 (local.get $out) (i64.const 64))
+    (i64.store offset=16 (local.get $out) (i64.const 0))
+    (i32.const 0))
+
+  (func (export "sched_yield") (result i32) (i32.const 0))
+  (func (export "proc_exit") (param $code i32) unreachable)
+
+  ;; The rest is refused: of a descriptor with EBADF, of all else with ENOTSUP.
+  (func (export "fd_advise") (param i32 i64 i64 i32) (result i32) (i32.const 8))
+  (func (export "fd_allocate") (param i32 i64 i64) (result i32) (i32.const 8))
+  (func (export "fd_close") (param i32) (result i32) (i32.const 8))
+  (func (export "fd_datasync") (param i32) (result i32) (i32.const 8))
+  (func (export "fd_fdstat_set_flags") (param i32 i32) (result i32) (i32.const 8))
+  (func (export "fd_fdstat_set_rights") (param i32 i64 i64) (result i32) (i32.const 8))
+  (func (export "fd_filestat_get") (param i32 i32) (result i32) (i32.const 8))
+  (func (export "fd_filestat_set_size") (param i32 i64) (result i32) (i32.const 8))
+  (func (export "fd_filestat_set_times") (param i32 i64 i64 i32) (result i32) (i32.const 8))
+  (func (export "fd_pread") (param i32 i32 i32 i64 i32) (result i32) (i32.const 8))
+  (func (export "fd_prestat_dir_name") (param i32 i32 i32) (result i32) (i32.const 8))
+  (func (export "fd_prestat_get") (param i32 i32) (result i32) (i32.const 8))
+  (func (export "fd_pwrite") (param i32 i32 i32 i64 i32) (result i32) (i32.const 8))
+  (func (export "fd_read") (param i32 i32 i32 i32) (result i32) (i32.const 8))
+  (func (export "fd_readdir") (param i32 i32 i32 i64 i32) (result i32) (i32.const 8))
+  (func (export "fd_renumber") (param i32 i32) (result i32) (i32.const 8))
+  (func (export "fd_seek") (param i32 i64 i32 i32) (result i32) (i32.const 8))
+  (func (export "fd_sync") (param i32) (result i32) (i32.const 8))
+  (func (export "fd_tell") (param i32 i32) (result i32) (i32.const 8))
+  (func (export "path_create_directory") (param i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_filestat_get") (param i32 i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_filestat_set_times") (param i32 i32 i32 i32 i64 i64 i32) (result i32) (i32.const 58))
+  (func (export "path_link") (param i32 i32 i32 i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_open") (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_readlink") (param i32 i32 i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_remove_directory") (param i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_rename") (param i32 i32 i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_symlink") (param i32 i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "path_unlink_file") (param i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "poll_oneoff") (param i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "proc_raise") (param i32) (result i32) (i32.const 58))
+  (func (export "sock_accept") (param i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "sock_recv") (param i32 i32 i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "sock_send") (param i32 i32 i32 i32 i32) (result i32) (i32.const 58))
+  (func (export "sock_shutdown") (param i32 i32) (result i32) (i32.const 58)))

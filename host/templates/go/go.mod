@@ -1,0 +1,7 @@
+module {{name}}
+
+go 1.24
+
+require github.com/forkpoint/forkpoint/wit/go v0.0.0
+
+replace github.com/forkpoint/forkpoint/wit/go => ./wit/go

@@ -1,0 +1,25 @@
+;; Refuses requests that would destroy data.
+(module
+  ;; include forkpoint.wat
+  (func (export "route") (param $request i32) (result i32)
+    (local $questions i32) (local $answers i32) (local $error i32) (local $out i32) (local $length i32)
+    (call $fp_last_user (local.get $request)) (local.set $length) drop
+    (if (i32.eqz (local.get $length))
+      (then (return (call $fp_reject (i32.const 400) (i32.const 16) (i32.const 13) (i32.const 32) (i32.const 35)))))
+    (local.set $questions (call $fp_questions (i32.const 1)))
+    (call $fp_boolean (local.get $questions) (i32.const 0) (i32.const 80) (i32.const 36))
+    (call $fp_decide (i32.load offset=88 (local.get $request)) (local.get $questions) (i32.const 1))
+    (local.set $error) (local.set $answers)
+    (if (local.get $error) (then (return (local.get $error))))
+    (if (f64.gt (call $fp_yes (local.get $answers) (i32.const 0)) (f64.const 0.5))
+      (then (local.set $out (call $fp_reject (i32.const 403) (i32.const 128) (i32.const 13) (i32.const 144) (i32.const 38))))
+      (else (local.set $out (call $fp_generate (i32.const 192) (i32.const 8)))))
+    (call $fp_label (local.get $out) (i32.const 208) (i32.const 8) (call $fp_yes (local.get $answers) (i32.const 0)))
+    (local.get $out))
+  (data (i32.const 16) "nothing-asked")
+  (data (i32.const 32) "The last turn of the user is empty.")
+  (data (i32.const 80) "Would the last request destroy data?")
+  (data (i32.const 128) "destroys-data")
+  (data (i32.const 144) "This would destroy data; ask a person.")
+  (data (i32.const 192) "harmless")
+  (data (i32.const 208) "destroys"))

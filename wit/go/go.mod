@@ -1,0 +1,3 @@
+module github.com/forkpoint/forkpoint/wit/go
+
+go 1.24
