@@ -1,7 +1,10 @@
 //! Where files lie that the user did not name a place for.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::models::hex;
 
 /// What may be deleted at any time: `$FORKPOINT_CACHE`, else `$XDG_CACHE_HOME/forkpoint`, else `~/.cache/forkpoint`.
 #[must_use]
@@ -19,11 +22,10 @@ pub fn state_folder(plugins: &Path) -> PathBuf {
     let all = set("XDG_STATE_HOME")
         .or_else(|| set("HOME").map(|home| home.join(".local").join("state")))
         .unwrap_or_else(std::env::temp_dir);
-    // A folder that is not there yet has no other name to go by.
-    let plugins = plugins.canonicalize().or_else(|_| std::path::absolute(plugins));
-    let mut hash = DefaultHasher::new();
-    plugins.unwrap_or_default().hash(&mut hash);
-    all.join("forkpoint").join(format!("{:016x}", hash.finish()))
+    // The name as it was given: a link to the release of the day is one folder to whoever set it.
+    let plugins = std::path::absolute(plugins).unwrap_or_else(|_| plugins.to_owned());
+    let hash = Sha256::digest(plugins.as_os_str().as_encoded_bytes());
+    all.join("forkpoint").join(hex(&hash[..8]))
 }
 
 fn set(name: &str) -> Option<PathBuf> {
@@ -37,7 +39,7 @@ mod tests {
     #[test]
     fn each_plugins_folder_has_a_state_of_its_own() {
         let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        assert_eq!(state_folder(one.path()), state_folder(&one.path().join(".")));
+        assert_eq!(state_folder(one.path()), state_folder(&one.path().join(".")), "the same by another name");
         assert_ne!(state_folder(one.path()), state_folder(other.path()));
     }
 }

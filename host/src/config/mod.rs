@@ -359,6 +359,11 @@ impl Config {
             if let Some(policy) = chain.iter().find(|policy| !is_policy_name(policy)) {
                 return Err(ConfigError::value(key, format!("{policy:?} cannot be a policy's name")));
             }
+            if let Some((_, twice)) = chain.iter().enumerate().find(|(at, name)| chain[..*at].contains(name))
+            {
+                let message = format!("{twice:?} is asked twice: a chain does not come back to a policy");
+                return Err(ConfigError::value(key, message));
+            }
         }
         if let Some(name) = self.policies.keys().find(|name| !is_policy_name(name)) {
             let message = "names have 1 to 64 of a-z, 0-9, - and _, and start with a letter or digit";
@@ -453,6 +458,7 @@ mod tests {
             ("[model]\nkv_precision = 'fp8'", "must be bf16, int8 or int4, got \"fp8\""),
             ("[model]\nquantize = 'q4'", "must be int8 or int4, got \"q4\""),
             ("[routes]\nx = []", "routes.x: a route needs at least one policy"),
+            ("[routes]\nx = ['a', 'b', 'a']", "routes.x: \"a\" is asked twice"),
             ("[routes]\nx = ['A b']", "routes.x: \"A b\" cannot be a policy's name"),
             ("[policies.'A b']", "policies.A b: names have"),
             ("[upstreams.u]\nurl = 'http://h'", "missing field `model`"),

@@ -1,7 +1,7 @@
 //! The files of a journal: lines are appended to the newest, which is followed by another once it is large; the
 //! oldest go once all are too large together.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,8 @@ pub(super) struct Files {
     number: u64,
     file: File,
     bytes: u64,
+    /// One server writes a journal at a time.
+    _lock: File,
 }
 
 /// The journal's files in a folder, oldest first, with their numbers.
@@ -34,9 +36,14 @@ impl Files {
     /// Opens a folder, and makes it where it is missing.
     pub(super) fn open(dir: &Path, max_file: u64, max_total: u64) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(dir.join("lock"))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => io::Error::other("another server writes it"),
+            TryLockError::Error(error) => error,
+        })?;
         let number = list(dir)?.last().map_or(1, |(number, _)| *number);
         let (file, bytes) = open_file(dir, number)?;
-        Ok(Self { dir: dir.to_owned(), max_file, max_total, number, file, bytes })
+        Ok(Self { dir: dir.to_owned(), max_file, max_total, number, file, bytes, _lock: lock })
     }
 
     /// Appends a line, whole, to the newest file.
@@ -44,7 +51,9 @@ impl Files {
         let line = format!("{line}\n");
         if self.bytes > 0 && self.bytes + line.len() as u64 > self.max_file {
             self.next(self.number + 1)?;
-            self.make_room(line.len() as u64)?;
+            if let Err(error) = self.make_room() {
+                tracing::warn!(%error, "the journal's oldest files are not removed");
+            }
         } else if !path_of(&self.dir, self.number).exists() {
             // Removed by someone: what is written into it would be nowhere.
             fs::create_dir_all(&self.dir)?;
@@ -65,11 +74,12 @@ impl Files {
         Ok(())
     }
 
-    fn make_room(&self, wanted: u64) -> io::Result<()> {
+    /// Removes the oldest files until a whole new one fits.
+    fn make_room(&self) -> io::Result<()> {
         let mut files = list(&self.dir)?;
         files.retain(|(number, _)| *number != self.number);
         let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
-        let mut total = wanted + files.iter().map(|(_, path)| size(path)).sum::<u64>();
+        let mut total = self.max_file + files.iter().map(|(_, path)| size(path)).sum::<u64>();
         for (_, path) in files {
             if total <= self.max_total {
                 break;
@@ -126,14 +136,17 @@ mod tests {
     #[test]
     fn files_follow_each_other_and_the_oldest_go() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = Files::open(folder.path(), 10, 20).unwrap();
+        let mut files = Files::open(folder.path(), 10, 26).unwrap();
         for line in ["aaaa", "bbbb", "cccc", "dddddddddddddd", "eeee"] {
             files.append(line).unwrap();
         }
         assert_eq!(text(folder.path()), ["dddddddddddddd\n", "eeee\n"]);
         drop(files);
-        Files::open(folder.path(), 100, 200).unwrap().append("ffff").unwrap();
+        let mut files = Files::open(folder.path(), 100, 200).unwrap();
+        files.append("ffff").unwrap();
         assert_eq!(text(folder.path())[1], "eeee\nffff\n", "the newest is continued");
+        let second = Files::open(folder.path(), 100, 200).err().expect("one server at a time");
+        assert!(second.to_string().contains("another server"), "{second}");
     }
 
     #[test]

@@ -18,6 +18,9 @@ use crate::policy::{FaultKind, PlanRecord, RouteRequest, Routed, SamplingOverrid
 /// The version of the format: a field that changes its meaning raises it, a new field does not.
 pub const VERSION: u32 = 1;
 
+/// The reason of a request that ended while policies were asked: its client left, or its time was over.
+pub const UNFINISHED: &str = "unfinished";
+
 /// What a record is of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,7 +52,7 @@ pub struct Record {
     pub version: String,
     /// Why: the policy's own code, or one of [`Reason`].
     pub reason: String,
-    /// What was done; none where a shadow made no plan.
+    /// What was done; none where a shadow made no plan, or the request ended before there was one.
     pub plan: Option<PlanRecord>,
     /// The policies that were asked, in order.
     pub steps: Vec<Step>,
@@ -127,6 +130,8 @@ pub enum Reason {
     ChainExhausted,
     /// The policy gave no reason.
     Unspecified,
+    /// The request ended before there was a plan.
+    Unfinished,
 }
 
 impl Reason {
@@ -136,6 +141,7 @@ impl Reason {
         match word {
             crate::policy::CHAIN_EXHAUSTED => Some(Self::ChainExhausted),
             crate::policy::UNSPECIFIED => Some(Self::Unspecified),
+            UNFINISHED => Some(Self::Unfinished),
             _ => FaultKind::ALL.into_iter().find(|kind| kind.reason() == word).map(Self::Fault),
         }
     }
@@ -170,6 +176,12 @@ impl Record {
             ..Self::about(request, headers, prompts)
         }
         .without_texts(prompts)
+    }
+
+    /// What there is to say of a request that ends while policies are asked.
+    #[must_use]
+    pub fn unfinished(request: &RouteRequest, prompts: bool) -> Self {
+        Self { reason: UNFINISHED.to_owned(), ..Self::about(request, Vec::new(), prompts) }
     }
 
     /// What a policy in shadow would have done.
@@ -289,7 +301,10 @@ pub(crate) fn shorten(plan: &mut PlanRecord) {
     match plan {
         PlanRecord::Reply { text } => short(text),
         PlanRecord::Generate { append, .. } => {
-            append.iter_mut().for_each(|message| short(&mut message.content));
+            for message in append {
+                short(&mut message.content);
+                message.tool_calls = None;
+            }
         }
         _ => {}
     }
@@ -327,6 +342,17 @@ mod tests {
         assert!(!bare.has_prompt() && bare.messages[0].bytes == 8);
         let Some(PlanRecord::Reply { text }) = &bare.plan else { panic!() };
         assert!(text.starts_with("[22 bytes, sha256 "), "{text}");
+        let mut appended = Message::new(Role::Assistant, "a secret");
+        appended.tool_calls = Some(serde_json::json!([{"function": {"arguments": "a secret"}}]));
+        let mut plan = PlanRecord::Generate {
+            continues: crate::policy::Continues::Session,
+            model: None,
+            append: vec![appended],
+            tools: None,
+            sampling: SamplingOverrides::default(),
+        };
+        shorten(&mut plan);
+        assert!(!serde_json::to_string(&plan).unwrap().contains("a secret"));
         let full = Record::shadow(&request(), step(), Usage::default(), headers(), true);
         let read: Record = serde_json::from_str(&serde_json::to_string(&full).unwrap()).unwrap();
         assert_eq!(read, full);

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::loader::{self, LoadCode, LoadError};
-use super::manifest::Manifest;
+use super::manifest::{MAX_MANIFEST, Manifest};
 use super::publish::{blocking, read_manifest};
 use super::registry::Entry;
+use super::state_dir::Standing;
 use super::status::PolicyStatus;
 use super::watch::MANIFEST;
 use super::{Policies, is_policy_name};
@@ -59,45 +60,45 @@ impl Policies {
         });
         let source = source.await?;
         let hash = source.hash.clone();
-        let apart = Entry::apart(0);
-        shared.check(name, &apart, source).await?;
-        // Uploaded on purpose: a version that was taken back before may serve again.
-        let again = move |standing: &mut super::state_dir::Standing| {
-            standing.withdrawn.take_if(|withdrawn| *withdrawn == hash);
-        };
-        self.remember(name, again).await?;
+        shared.check(name, &Entry::apart(0), source).await?;
         self.write(&format!("{name}.wasm"), component).await?;
+        // Uploaded on purpose: a version that was taken back before may serve again.
+        self.remember(name, move |standing| standing.allow(&hash)).await?;
         shared.load(name).await?;
         self.status(name)
     }
 
-    /// Takes a policy's manifest: checked first, then written beside its component.
+    /// Takes a policy's manifest: checked first, then written beside its component. It may come before its component,
+    /// or pin the next one: then it waits for it, and nothing is returned.
     ///
     /// # Errors
     /// When it cannot be read, does not fit the component, or cannot be written: what was there stays.
-    pub async fn describe(&self, name: &str, manifest: Bytes) -> Result<PolicyStatus, ChangeError> {
+    pub async fn describe(&self, name: &str, manifest: Bytes) -> Result<Option<PolicyStatus>, ChangeError> {
         named(name)?;
         let shared = &self.shared;
         let refused = |message: String| LoadError::new(LoadCode::Manifest, message);
+        if manifest.len() as u64 > MAX_MANIFEST {
+            return Err(refused(format!("{} bytes, the most is {MAX_MANIFEST}", manifest.len())).into());
+        }
         let text = std::str::from_utf8(&manifest).map_err(|error| refused(error.to_string()))?;
         let read = Manifest::parse(text).map_err(|error| refused(error.to_string()))?;
         let path = shared.options.dir.join(format!("{name}.wasm"));
-        if path.exists() {
+        let mut waits = !path.exists();
+        if !waits {
             let most = shared.options.max_file;
             let mut source = blocking(move || loader::read(&path, most)).await?;
             source.manifest = Some(read);
-            shared.check(name, &Entry::apart(0), source).await?;
-        }
-        self.write(&format!("{name}{MANIFEST}"), manifest.clone()).await?;
-        // Without a component it waits for one.
-        if self.get(name).is_some() {
-            match shared.load(name).await {
-                // It holds for the version that serves in the place of the one that was taken back.
-                Err(error) if error.code != LoadCode::Withdrawn => return Err(error.into()),
-                _ => {}
+            waits = source.check_pin().is_err();
+            if !waits {
+                shared.check(name, &Entry::apart(0), source).await?;
             }
         }
-        self.status(name)
+        self.write(&format!("{name}{MANIFEST}"), manifest.clone()).await?;
+        if waits {
+            return Ok(None);
+        }
+        self.load(name).await?;
+        self.status(name).map(Some)
     }
 
     /// Takes a policy's component and manifest out of the directory. What it stored stays.
@@ -105,7 +106,8 @@ impl Policies {
     /// # Errors
     /// When there is none, or the files cannot be removed.
     pub async fn remove(&self, name: &str) -> Result<(), ChangeError> {
-        self.known(name)?;
+        let entry = self.known(name)?;
+        let _turn = entry.turn.lock().await;
         for file in [format!("{name}.wasm"), format!("{name}{MANIFEST}")] {
             let path = self.shared.options.dir.join(&file);
             match tokio::fs::remove_file(&path).await {
@@ -116,6 +118,7 @@ impl Policies {
             }
         }
         self.shared.registry.remove(name);
+        self.remember(name, |standing| *standing = Standing::default()).await?;
         tracing::info!(target: "policy", policy = name, "removed");
         Ok(())
     }
@@ -140,7 +143,7 @@ impl Policies {
     pub async fn enable(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
         self.known(name)?;
         self.remember(name, |standing| standing.disabled = false).await?;
-        self.shared.load(name).await?;
+        self.load(name).await?;
         self.status(name)
     }
 
@@ -150,10 +153,9 @@ impl Policies {
     /// When none is on trial.
     pub async fn promote(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
         self.known(name)?;
-        if self.shared.registry.candidate(name).is_none() {
+        if !self.shared.promote(name, None).await {
             return Err(ChangeError::Conflict(format!("no version of {name} is on trial")));
         }
-        self.shared.promote(name).await;
         self.status(name)
     }
 
@@ -163,8 +165,7 @@ impl Policies {
     /// When there is no earlier version.
     pub async fn roll_back(&self, name: &str) -> Result<PolicyStatus, ChangeError> {
         let entry = self.known(name)?;
-        if self.shared.registry.candidate(name).is_some() {
-            self.shared.withdraw(name, "by an operator").await;
+        if self.shared.withdraw(name, None, "by an operator").await {
             return self.status(name);
         }
         let _turn = entry.turn.lock().await;
@@ -173,23 +174,41 @@ impl Policies {
         };
         let standing = self.shared.standings.of(name);
         let before = standing.proven.iter().rev().find(|hash| **hash != now.hash).cloned();
-        let Some(before) = before else {
-            return Err(ChangeError::Conflict(format!(
-                "no version of {name} before {} is kept",
-                now.version()
-            )));
+        let Some(before) = before.filter(|hash| self.shared.standings.version(name, hash).is_some()) else {
+            let message = format!("no version of {name} before {} is kept", now.version());
+            return Err(ChangeError::Conflict(message));
         };
-        self.shared.serve_kept(name, &entry, &now.settings, Some(&before)).await?;
         let withdrawn = now.hash.clone();
-        self.remember(name, move |standing| {
-            standing.proven.retain(|hash| *hash != withdrawn);
-            standing.withdrawn = Some(withdrawn);
-        })
-        .await?;
+        // Remembered first: should the server end here, it comes up as it was asked to be.
+        self.remember(name, move |standing| standing.withdraw(&withdrawn)).await?;
+        if let Err(error) = self.shared.serve_kept(name, &entry, Some(&before)).await {
+            let still = now.hash.clone();
+            self.remember(name, move |standing| standing.prove(&still)).await?;
+            return Err(error.into());
+        }
         tracing::warn!(target: "policy", policy = name, from = now.version(), "rolled back by an operator");
         let message = format!("version {} was rolled back: by an operator", now.version());
         self.shared.registry.fail(&entry, &LoadError::new(LoadCode::Withdrawn, message));
         self.status(name)
+    }
+
+    /// Carries out a change to its end, though whoever asked for it may leave.
+    pub(crate) async fn to_the_end<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, ChangeError>> + Send + 'static,
+    ) -> Result<T, ChangeError> {
+        match self.shared.tasks.spawn(change).await {
+            Ok(done) => done,
+            Err(error) => Err(ChangeError::Conflict(format!("the change broke off: {error}"))),
+        }
+    }
+
+    /// Loads a policy's file. One that was taken back is not served, and is no failure: an earlier one is.
+    async fn load(&self, name: &str) -> Result<(), ChangeError> {
+        match self.shared.load(name).await {
+            Err(error) if error.code != LoadCode::Withdrawn => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     fn known(&self, name: &str) -> Result<Arc<Entry>, ChangeError> {
@@ -204,7 +223,7 @@ impl Policies {
     async fn remember(
         &self,
         name: &str,
-        change: impl FnOnce(&mut super::state_dir::Standing) + Send + 'static,
+        change: impl FnOnce(&mut Standing) + Send + 'static,
     ) -> Result<(), ChangeError> {
         let written = self.shared.standings.remember(name, change).await;
         written.map_err(|error| ChangeError::Disk { path: "the server's state".to_owned(), error })

@@ -47,7 +47,7 @@ pub enum LoadCode {
     DeniedImport,
     /// Its manifest says what cannot be.
     Manifest,
-    /// It is not the component that its manifest pins, or nobody who is trusted signed it.
+    /// It is not the component that its manifest pins.
     Pin,
     /// This version was rolled back.
     Withdrawn,
@@ -106,6 +106,17 @@ impl Source {
     /// The first digits of the hash.
     pub(super) fn version(&self) -> &str {
         &self.hash[..VERSION_DIGITS]
+    }
+
+    /// Whether this is the component that its manifest pins, if it pins one.
+    pub(super) fn check_pin(&self) -> Result<(), LoadError> {
+        match self.manifest.as_ref().and_then(|manifest| manifest.sha256.as_ref()) {
+            Some(pin) if *pin != self.hash => {
+                let message = format!("the manifest pins sha256 {pin}, the file has {}", self.hash);
+                Err(LoadError::new(LoadCode::Pin, message))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use std::fmt;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::capabilities::Capabilities;
+use super::capabilities::{Capabilities, Names};
 use super::limits::SomeLimits;
 use super::settings::{Fallback, is_policy_name};
 
@@ -37,7 +37,7 @@ pub(super) const MAX_MANIFEST: u64 = 64 << 10;
 
 /// A policy's manifest.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(default, deny_unknown_fields)]
 pub struct Manifest {
     /// What the policy does, in a line.
     #[serde(deserialize_with = "line")]
@@ -52,13 +52,12 @@ pub struct Manifest {
     /// The SHA-256 that the component must have, in hexadecimal digits.
     #[serde(deserialize_with = "digest")]
     pub sha256: Option<String>,
-    /// A signature of that hash, by a key that the operator trusts, in base64.
-    pub signature: Option<String>,
     /// The share of sessions that the policy is asked for without its plan being carried out.
     pub shadow: Option<Share>,
     /// How a new version of the component takes over from the one before.
     pub canary: Option<Canary>,
     /// Capabilities asked for; without the table, all that are granted.
+    #[serde(deserialize_with = "capabilities")]
     pub capabilities: Option<Capabilities>,
     /// Bounds asked for.
     #[serde(deserialize_with = "limits")]
@@ -70,7 +69,7 @@ pub struct Manifest {
 
 /// `[canary]`: a new version begins on a share of the sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct Canary {
     /// Of the sessions, by a hash that stays the same for a conversation.
     pub share: Share,
@@ -209,6 +208,14 @@ fn digest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, 
     Ok(Some(text))
 }
 
+fn capabilities<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Capabilities>, D::Error> {
+    let capabilities = Capabilities::deserialize(deserializer)?;
+    if capabilities.routes != Names::none() {
+        return Err(D::Error::custom("routes stand above the tables: routes = [\"name\"]"));
+    }
+    Ok(Some(capabilities))
+}
+
 fn limits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SomeLimits, D::Error> {
     let limits = SomeLimits::deserialize(deserializer)?;
     match limits.useless() {
@@ -294,7 +301,7 @@ mod tests {
             routes = ["guarded"]
             fallback = "next"
             shadow = 0.25
-            canary = { share = 0.1, rollback-at = 0.05, promote-after = 500 }
+            canary = { share = 0.1, rollback_at = 0.05, promote_after = 500 }
             [capabilities]
             store = true
             [limits]
@@ -329,6 +336,8 @@ mod tests {
             ("description = \"a\\nb\"", (1, 15), "one line"),
             ("[config]\nlist = [1]", (2, 8), "a string, a number or a boolean"),
             ("canary = {}", (1, 10), "missing field `share`"),
+            ("[capabilities]\nroutes = ['a']", (1, 1), "above the tables"),
+            ("signature = 'x'", (1, 1), "unknown field"),
             ("fallback = ", (1, 12), ""),
         ] {
             let error = Manifest::parse(text).unwrap_err();

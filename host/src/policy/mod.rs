@@ -48,7 +48,7 @@ use tokio_util::task::TaskTracker;
 use self::cache::Cache;
 use self::guest::Place;
 use self::plan::Allowed;
-use self::registry::{Published, Registry, Verdict};
+use self::registry::{Candidate, Published, Registry, Verdict};
 use self::run::{Called, Patience};
 use self::runtime::Runtime;
 use self::standings::Standings;
@@ -99,8 +99,9 @@ struct Shared {
     standings: Standings,
     /// None where there is no engine to fit probes on.
     shelf: Option<Arc<Shelf>>,
-    /// Calls of policies in shadow, and how many there may be at once.
-    shadows: TaskTracker,
+    /// Calls of policies in shadow and changes by operators, which end by themselves.
+    tasks: TaskTracker,
+    /// How many calls in shadow there may be at once.
     shadow_places: Arc<Semaphore>,
     /// One permit for each component that may be compiled at once: a large one must not hold up a small one.
     compilers: Semaphore,
@@ -133,7 +134,7 @@ impl Policies {
         let compilers = Semaphore::new(runtime::CANARIES as usize);
         let shelf = options.engine.clone().map(|engine| Shelf::new(engine, options.probe_cache.clone()));
         let registry = Registry::default();
-        let (shadows, shadow_places) = (TaskTracker::new(), options.concurrency.div_ceil(4) as usize);
+        let (tasks, shadow_places) = (TaskTracker::new(), options.concurrency.div_ceil(4) as usize);
         let shadow_places = Arc::new(Semaphore::new(shadow_places));
         let shared = Arc::new(Shared {
             options,
@@ -142,7 +143,7 @@ impl Policies {
             cache,
             standings,
             shelf,
-            shadows,
+            tasks,
             shadow_places,
             compilers,
         });
@@ -192,6 +193,16 @@ impl Policies {
     #[must_use]
     pub fn max_file(&self) -> u64 {
         self.shared.options.max_file
+    }
+
+    /// Model names that manifests bind, each with its policy, but for names that another policy has.
+    pub(crate) fn routes(&self) -> Vec<(String, String)> {
+        let mut routes = Vec::new();
+        for policy in self.list().into_iter().filter(|policy| policy.version.is_some()) {
+            routes.extend(policy.routes.into_iter().map(|route| (route, policy.name.clone())));
+        }
+        routes.retain(|(route, policy)| !self.has(route) && self.routed(route).as_ref() == Some(policy));
+        routes
     }
 
     /// Whether a version of this policy is served.
@@ -273,8 +284,8 @@ impl Policies {
         {
             tracing::error!(target: "policy", %error, "the loader of policies broke off");
         }
-        self.shared.shadows.close();
-        self.shared.shadows.wait().await;
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
         if let Some(shelf) = &self.shared.shelf {
             shelf.stop().await;
         }
@@ -290,15 +301,21 @@ impl Shared {
             if let Some(entry) = self.registry.entry(name) {
                 entry.count(&step);
             }
-            let fallback = self.options.settings_of(name, None).fallback;
+            let known = self.registry.entry(name).and_then(|entry| entry.fallback());
+            let fallback = known.unwrap_or_else(|| self.options.settings_of(name, None).fallback);
             return (Called { place, decided: None, step }, fallback);
         };
         let called = self.run(&policy, request, place).await;
-        let failed = called.step.fault.is_some();
-        match trial.as_ref().and_then(|trial| trial.count(failed)) {
-            Some(Verdict::Promote) => self.promote(name).await,
-            Some(Verdict::RollBack) => self.withdraw(name, "its trial failed too often").await,
-            None => {}
+        let fault = called.step.fault.as_ref().map(|fault| fault.kind);
+        // A busy server says nothing of a version.
+        if let Some(trial) = trial.filter(|_| fault != Some(FaultKind::Busy)) {
+            match trial.count(fault.is_some()) {
+                Some(Verdict::Promote) => _ = self.promote(name, Some(&trial)).await,
+                Some(Verdict::RollBack) => {
+                    _ = self.withdraw(name, Some(&trial), "its trial failed too often").await;
+                }
+                None => {}
+            }
         }
         (called, policy.settings.fallback)
     }
@@ -331,7 +348,7 @@ impl Shared {
             Err(error) => return passed(&error.to_string()),
         };
         let (shared, request, usage) = (self.clone(), request.clone(), session.usage());
-        self.shadows.spawn(async move {
+        self.tasks.spawn(async move {
             let headers = policy.settings.visible(&request.headers);
             let called = shared.run(&policy, &request, Place::Engine(fork)).await;
             if let Some(journal) = &shared.options.journal {
@@ -341,24 +358,24 @@ impl Shared {
         });
     }
 
-    /// The version on trial serves every session from now on.
-    async fn promote(&self, name: &str) {
-        let Some(version) = self.registry.promote(name) else { return };
+    /// The version on trial serves every session from now on. Returns whether there was one.
+    async fn promote(&self, name: &str, trial: Option<&Candidate>) -> bool {
+        let Some(version) = self.registry.promote(name, trial) else { return false };
         tracing::info!(target: "policy", policy = name, version = version.version(), "promoted");
-        self.standings.prove(name, &version.hash).await;
+        let hash = version.hash.clone();
+        self.standings.note(name, move |standing| standing.prove(&hash)).await;
+        true
     }
 
-    /// The version on trial serves no session from now on, nor after a restart.
-    async fn withdraw(&self, name: &str, why: &str) {
-        let Some(version) = self.registry.withdraw(name) else { return };
+    /// The version on trial serves no session from now on, nor after a restart. Returns whether there was one.
+    async fn withdraw(&self, name: &str, trial: Option<&Candidate>, why: &str) -> bool {
+        let Some(version) = self.registry.withdraw(name, trial) else { return false };
         tracing::warn!(target: "policy", policy = name, version = version.version(), why, "rolled back");
         let message = format!("version {} was rolled back: {why}", version.version());
         self.registry.fail(&version.entry, &LoadError::new(LoadCode::Withdrawn, message));
         let hash = version.hash.clone();
-        let written = self.standings.remember(name, move |standing| standing.withdrawn = Some(hash));
-        if let Err(error) = written.await {
-            tracing::error!(target: "policy", policy = name, error, "the rollback is not remembered");
-        }
+        self.standings.note(name, move |standing| standing.withdraw(&hash)).await;
+        true
     }
 }
 

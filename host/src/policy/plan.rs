@@ -202,8 +202,12 @@ impl Allowed<'_> {
                 }
                 Ok(generate.sampling.validate().map_err(|error| error.to_string())?)
             }
-            Plan::Forward { upstream, .. } => {
+            Plan::Forward { upstream, model } => {
                 granted("upstreams", upstream, &may.upstreams)?;
+                if let Some(model) = model.as_ref().filter(|model| model.len() > MAX_MODEL) {
+                    let message = format!("a model's name may have {MAX_MODEL} bytes, got {}", model.len());
+                    return Err(message.into());
+                }
                 Ok(self.names.map_or(Ok(()), |names| known("upstream", upstream, names.upstreams.iter()))?)
             }
             Plan::Reply(_) => Ok(()),
@@ -262,6 +266,9 @@ fn known<'a>(
         }
     }
 }
+
+/// Longest name of a model that an upstream is asked for. The upstream knows which it has.
+const MAX_MODEL: usize = 256;
 
 /// Most labels of a plan.
 const MAX_LABELS: usize = 16;

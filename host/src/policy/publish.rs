@@ -1,7 +1,7 @@
 //! From a file that came to rest to a version that serves: read, checked, compiled, tried, published or put on trial.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -12,11 +12,11 @@ use super::capabilities::Capabilities;
 use super::fault::{Fault, FaultKind};
 use super::guest::Place;
 use super::loader::{self, LoadCode, LoadError, Source};
-use super::manifest::{MAX_MANIFEST, Manifest};
+use super::manifest::{Canary, MAX_MANIFEST, Manifest};
 use super::plan::Allowed;
 use super::registry::{self, Entry, Published};
 use super::run::{self, Patience};
-use super::settings::PolicySettings;
+use super::settings::{Fallback, PolicySettings};
 use super::store::KeyValue;
 use super::watch::{Change, MANIFEST, PROBES};
 use super::{CANARY_WALL, Shared};
@@ -50,76 +50,119 @@ impl Shared {
 
     async fn load_file(&self, name: &str, entry: &Arc<Entry>) -> Result<(), LoadError> {
         let standing = self.standings.of(name);
+        let source = self.read(name, self.options.dir.join(format!("{name}.wasm"))).await;
+        self.remember_fallback(name, entry, &source);
         if standing.disabled {
             self.registry.disable(name, entry);
             return Ok(());
         }
-        let source = self.read(&self.options.dir, name).await?;
+        let source = source?;
         let settings = Arc::new(self.settings_of(name, &source)?);
-        if standing.withdrawn.as_deref() == Some(source.hash.as_str()) {
-            // With the settings of now.
-            self.serve_kept(name, entry, &settings, standing.proven.last()).await?;
-            let message = format!(
-                "version {} was rolled back; another file or an upload replaces it",
-                source.version()
-            );
+        if standing.withdrawn.contains(&source.hash) {
+            if self.registry.current(name).is_some() {
+                self.registry.refresh(name, &settings);
+            } else {
+                self.serve_kept(name, entry, standing.proven.last()).await?;
+            }
+            let version = source.version();
+            let message = format!("version {version} was rolled back; another file or an upload replaces it");
             return Err(LoadError::new(LoadCode::Withdrawn, message));
         }
         let component = source.bytes.clone();
-        match self.prepare(name, entry, source, settings.clone()).await? {
-            Loaded::Same(version) => self.registry.keep(entry, &version),
-            Loaded::New(version) => {
-                let hash = version.hash.clone();
-                self.standings.keep(name, &hash, component).await;
-                let before = standing.proven.last().filter(|proven| **proven != hash);
-                if settings.canary.is_some()
-                    && self.registry.current(name).is_none()
-                    && let Some(before) = before
-                {
-                    // The server was started in the middle of a trial.
-                    if let Err(error) = self.serve_kept(name, entry, &settings, Some(before)).await {
-                        tracing::warn!(target: "policy", policy = name, %error, "no earlier version to try beside");
-                    }
-                }
-                match settings.canary.filter(|_| self.registry.current(name).is_some()) {
-                    Some(canary) => {
-                        let (version_name, share) = (version.version().to_owned(), canary.share.get());
-                        tracing::info!(target: "policy", policy = name, version = version_name, share, "on trial");
-                        self.registry.try_out(version, canary);
-                    }
-                    None => {
-                        tracing::info!(target: "policy", policy = name, version = version.version(), "serving");
-                        self.registry.publish(version);
-                        self.standings.prove(name, &hash).await;
-                    }
-                }
+        let version = match self.prepare(name, entry, source, settings.clone()).await? {
+            Loaded::Same(version) => return self.keep(name, entry, version, settings.canary).await,
+            Loaded::New(version) => version,
+        };
+        let hash = version.hash.clone();
+        self.standings.keep(name, &hash, component).await;
+        let before = standing.proven.last().filter(|proven| **proven != hash);
+        if let (Some(_), None, Some(before)) = (settings.canary, self.registry.current(name), before)
+            && let Err(error) = self.serve_kept(name, entry, Some(before)).await
+        {
+            // The server was started in the middle of a trial.
+            tracing::warn!(target: "policy", policy = name, %error, "no earlier version to try beside");
+        }
+        match settings.canary.filter(|_| self.registry.current(name).is_some()) {
+            Some(canary) => {
+                let (version_name, share) = (version.version().to_owned(), canary.share.get());
+                tracing::info!(target: "policy", policy = name, version = version_name, share, "on trial");
+                self.registry.try_out(version, canary);
+                self.standings.note(name, move |standing| standing.tried = Some(hash)).await;
+            }
+            None => {
+                tracing::info!(target: "policy", policy = name, version = version.version(), "serving");
+                self.registry.publish(version);
+                self.standings.note(name, move |standing| standing.prove(&hash)).await;
             }
         }
         Ok(())
     }
 
-    /// Serves a version that was kept, with the settings of now.
-    pub(super) async fn serve_kept(
+    /// Takes up what may have changed beside a version that is served or tried already.
+    async fn keep(
         &self,
         name: &str,
         entry: &Arc<Entry>,
-        settings: &Arc<PolicySettings>,
-        hash: Option<&String>,
+        version: Published,
+        canary: Option<Canary>,
     ) -> Result<(), LoadError> {
-        let gone = || LoadError::new(LoadCode::Unreadable, "no earlier version is kept");
-        let path = hash.and_then(|hash| self.standings.version(name, hash)).ok_or_else(gone)?;
-        let most = self.options.max_file;
-        let source = blocking(move || loader::read(&path, most)).await?;
-        match self.prepare(name, entry, source, settings.clone()).await? {
-            Loaded::Same(version) => self.registry.keep(entry, &version),
-            Loaded::New(version) => self.registry.publish(version),
+        let hash = version.hash.clone();
+        match canary {
+            _ if self.registry.current(name).is_some_and(|now| now.hash == hash) => {
+                self.registry.keep(entry, &version);
+                if self.standings.of(name).tried.is_some() {
+                    self.standings.note(name, |standing| standing.tried = None).await;
+                }
+            }
+            Some(canary) => self.registry.keep_trying(entry, &version, canary),
+            // The trial was called off in its favour.
+            None => {
+                self.registry.publish(version);
+                self.standings.note(name, move |standing| standing.prove(&hash)).await;
+            }
         }
         Ok(())
     }
 
-    /// The component and the manifest of a name in a folder.
-    async fn read(&self, dir: &Path, name: &str) -> Result<Source, LoadError> {
-        let (path, beside) = (dir.join(format!("{name}.wasm")), dir.join(format!("{name}{MANIFEST}")));
+    /// What requests get while no version serves: what the manifest says, or the operator; where the manifest cannot
+    /// be read, nobody knows what the policy was there to keep out, and requests are refused.
+    fn remember_fallback(&self, name: &str, entry: &Entry, source: &Result<Source, LoadError>) {
+        match source {
+            Ok(source) => {
+                entry.fall_back_to(self.options.settings_of(name, source.manifest.as_ref()).fallback);
+            }
+            Err(error) if error.code == LoadCode::Manifest && entry.fallback().is_none() => {
+                let said = self.options.rules.get(name).and_then(|rules| rules.fallback);
+                entry.fall_back_to(said.or(self.options.defaults.fallback).unwrap_or(Fallback::Reject));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Serves a version that was kept, with the manifest of now.
+    pub(super) async fn serve_kept(
+        &self,
+        name: &str,
+        entry: &Arc<Entry>,
+        hash: Option<&String>,
+    ) -> Result<(), LoadError> {
+        let gone = || LoadError::new(LoadCode::Unreadable, "no earlier version is kept");
+        let hash = hash.ok_or_else(gone)?;
+        let path = self.standings.version(name, hash).ok_or_else(gone)?;
+        let source = self.read(name, path).await?;
+        if source.hash != *hash {
+            return Err(LoadError::new(LoadCode::Unreadable, "the version that was kept is damaged"));
+        }
+        let settings = Arc::new(self.settings_of(name, &source)?);
+        match self.prepare(name, entry, source, settings).await? {
+            Loaded::Same(version) | Loaded::New(version) => self.registry.publish(version),
+        }
+        Ok(())
+    }
+
+    /// A component, and the manifest of its policy: from beside it in the plugins folder, or from inside.
+    async fn read(&self, name: &str, path: PathBuf) -> Result<Source, LoadError> {
+        let beside = self.options.dir.join(format!("{name}{MANIFEST}"));
         let most = self.options.max_file;
         blocking(move || {
             let mut source = loader::read(&path, most)?;
@@ -131,12 +174,7 @@ impl Shared {
 
     /// What holds for a component with its manifest.
     fn settings_of(&self, name: &str, source: &Source) -> Result<PolicySettings, LoadError> {
-        if let Some(pin) = source.manifest.as_ref().and_then(|manifest| manifest.sha256.as_ref())
-            && *pin != source.hash
-        {
-            let message = format!("the manifest pins sha256 {pin}, the file has {}", source.hash);
-            return Err(LoadError::new(LoadCode::Pin, message));
-        }
+        source.check_pin()?;
         let settings = self.options.settings_of(name, source.manifest.as_ref());
         if !settings.refused.is_empty() {
             let refused = settings.refused.join("; ");
@@ -303,11 +341,23 @@ pub(super) async fn follow(shared: Arc<Shared>, mut changes: mpsc::UnboundedRece
                 Change { name, present }
             }
         };
-        if change.present {
-            let task = loads.spawn(load(shared.clone(), change.name.clone()));
-            names.insert(task.id(), change.name);
-        } else if shared.registry.remove(&change.name) {
-            tracing::info!(target: "policy", policy = change.name, "no longer served");
-        }
+        let task = match change.present {
+            true => loads.spawn(load(shared.clone(), change.name.clone())),
+            false => loads.spawn(unload(shared.clone(), change.name.clone())),
+        };
+        names.insert(task.id(), change.name);
     }
+}
+
+/// Takes a policy whose file is gone out of service, unless it is there again.
+async fn unload(shared: Arc<Shared>, name: String) -> String {
+    let Some(entry) = shared.registry.entry(&name) else { return name };
+    let _turn = entry.turn.lock().await;
+    let path = shared.options.dir.join(format!("{name}.wasm"));
+    if !tokio::fs::try_exists(&path).await.unwrap_or(true) && shared.registry.remove(&name) {
+        tracing::info!(target: "policy", policy = name, "no longer served");
+        // A later file of the name is not tried beside it. What an operator decided stays.
+        shared.standings.note(&name, |standing| (standing.proven, standing.tried) = Default::default()).await;
+    }
+    name
 }

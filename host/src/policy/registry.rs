@@ -13,7 +13,7 @@ use super::fault::FaultKind;
 use super::guest::State;
 use super::loader::LoadError;
 use super::manifest::{Canary, Share};
-use super::settings::PolicySettings;
+use super::settings::{Fallback, PolicySettings};
 use super::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 use super::store::KeyValue;
 use super::trace::{PlanRecord, Step};
@@ -75,11 +75,18 @@ impl Candidate {
     pub(super) fn count(&self, failed: bool) -> Option<Verdict> {
         let faults = self.trial.faults.fetch_add(u64::from(failed), Relaxed) + u64::from(failed);
         let calls = self.trial.calls.fetch_add(1, Relaxed) + 1;
-        let too_many = |share: Share| calls >= Canary::ENOUGH && faults as f64 > share.get() * calls as f64;
+        let promoted = self.canary.promote_after.is_some_and(|after| calls >= after);
+        let judged = calls >= Canary::ENOUGH || promoted;
+        let too_many = |share: Share| judged && faults as f64 > share.get() * calls as f64;
         if self.canary.rollback_at.is_some_and(too_many) {
             return Some(Verdict::RollBack);
         }
-        self.canary.promote_after.is_some_and(|after| calls >= after).then_some(Verdict::Promote)
+        promoted.then_some(Verdict::Promote)
+    }
+
+    /// Whether this is the same trial.
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.trial, &other.trial)
     }
 }
 
@@ -96,6 +103,8 @@ pub(super) struct Entry {
     calls: AtomicU64,
     plans: [AtomicU64; PLANS.len()],
     faults: [AtomicU64; FaultKind::ALL.len()],
+    /// What a fault leads to, as last read; none until it was.
+    fallback: Mutex<Option<Fallback>>,
     /// Held while a file of the policy is being loaded: one at a time.
     pub(super) turn: tokio::sync::Mutex<()>,
     /// Capabilities that were made use of, and how often.
@@ -123,6 +132,7 @@ impl Entry {
             calls: AtomicU64::new(0),
             plans: Default::default(),
             faults: Default::default(),
+            fallback: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             uses: Mutex::default(),
             load: Mutex::default(),
@@ -149,6 +159,16 @@ impl Entry {
         for used in &step.capabilities {
             *uses.entry(used.clone()).or_default() += 1;
         }
+    }
+
+    /// What a call leads to that finds no version.
+    pub(super) fn fallback(&self) -> Option<Fallback> {
+        *self.fallback.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers the fallback that holds while no version serves.
+    pub(super) fn fall_back_to(&self, fallback: Fallback) {
+        *self.fallback.lock().unwrap_or_else(PoisonError::into_inner) = Some(fallback);
     }
 
     fn load(&self) -> MutexGuard<'_, LoadState> {
@@ -211,18 +231,33 @@ impl Registry {
         entry
     }
 
-    /// The file is the one that is served already; its probes and settings may be new.
+    /// The file is the version that serves already; its probes and settings may be new. No other is on trial then.
     pub(super) fn keep(&self, entry: &Entry, version: &Published) {
         self.change(&version.name, |slot| {
-            if slot.current.hash == version.hash {
-                slot.current = Arc::new(version.clone());
-            }
-            if let Some(candidate) = &mut slot.candidate
-                && candidate.version.hash == version.hash
-            {
-                candidate.version = Arc::new(version.clone());
+            *slot = Slot { current: Arc::new(version.clone()), candidate: None };
+        });
+        self.loaded(entry, version);
+    }
+
+    /// The file is the version that is on trial already; its probes, settings and rule may be new.
+    pub(super) fn keep_trying(&self, entry: &Entry, version: &Published, canary: Canary) {
+        self.change(&version.name, |slot| {
+            if let Some(candidate) = &mut slot.candidate {
+                *candidate = Candidate { version: Arc::new(version.clone()), canary, ..candidate.clone() };
             }
         });
+        self.loaded(entry, version);
+    }
+
+    /// What serves has other settings; its file is not the one that is there.
+    pub(super) fn refresh(&self, name: &str, settings: &Arc<PolicySettings>) {
+        self.change(name, |slot| {
+            let settings = settings.clone();
+            slot.current = Arc::new(Published { settings, ..Published::clone(&slot.current) });
+        });
+    }
+
+    fn loaded(&self, entry: &Entry, version: &Published) {
         entry.store.limit_to(version.settings.limits.store_bytes);
         let mut load = entry.load();
         (load.loading, load.last_error) = (false, None);
@@ -252,22 +287,38 @@ impl Registry {
         (load.loading, load.last_error) = (false, None);
     }
 
-    /// Ends a trial: every session gets the new version. Returns it.
-    pub(super) fn promote(&self, name: &str) -> Option<Arc<Published>> {
-        let candidate = self.candidate(name)?;
-        self.change(name, |slot| {
-            if let Some(candidate) = slot.candidate.take() {
-                slot.current = candidate.version;
-            }
-        });
-        Some(candidate.version)
+    /// Ends this trial, or any where none is named: every session gets the new version. Returns it, unless there is no
+    /// such trial any more.
+    pub(super) fn promote(&self, name: &str, trial: Option<&Candidate>) -> Option<Arc<Published>> {
+        let taken = self.end_trial(name, trial, |slot, candidate| slot.current = candidate.version)?;
+        taken.entry.store.limit_to(taken.settings.limits.store_bytes);
+        Some(taken)
     }
 
-    /// Ends a trial: no session gets the new version. Returns it.
-    pub(super) fn withdraw(&self, name: &str) -> Option<Arc<Published>> {
-        let candidate = self.candidate(name)?;
-        self.change(name, |slot| slot.candidate = None);
-        Some(candidate.version)
+    /// Ends this trial, or any where none is named: no session gets the new version. Returns it, unless there is no
+    /// such trial any more.
+    pub(super) fn withdraw(&self, name: &str, trial: Option<&Candidate>) -> Option<Arc<Published>> {
+        self.end_trial(name, trial, |_, _| {})
+    }
+
+    fn end_trial(
+        &self,
+        name: &str,
+        trial: Option<&Candidate>,
+        end: impl Fn(&mut Slot, Candidate),
+    ) -> Option<Arc<Published>> {
+        let meant = |candidate: &Candidate| trial.is_none_or(|trial| candidate.is(trial));
+        let before = self.slots.rcu(|now| {
+            let mut next = HashMap::clone(now);
+            if let Some(slot) = next.get_mut(name)
+                && let Some(candidate) = slot.candidate.take_if(|candidate| meant(candidate))
+            {
+                end(slot, candidate);
+            }
+            next
+        });
+        let ended = before.get(name)?.candidate.clone().filter(meant)?;
+        Some(ended.version)
     }
 
     fn change(&self, name: &str, change: impl Fn(&mut Slot)) {

@@ -140,7 +140,11 @@ impl PolicySettings {
         };
         let granted = own.grant.over(&usual.grant.over(&Capabilities::usual_grant()));
         let capabilities = asked.and(&granted);
-        let refused = [asked.beyond(&granted), manifest.limits.above(&limits)].concat();
+        let mut refused = [asked.beyond(&granted), manifest.limits.above(&limits)].concat();
+        if asked.routes == Names::All {
+            let missing = manifest.routes.iter().filter(|route| !granted.routes.has(route));
+            refused.extend(missing.map(|route| format!("routes.{route}")));
+        }
         let mut config = usual.config.clone();
         config.extend(manifest.config.clone());
         config.extend(own.config.clone());
@@ -154,14 +158,13 @@ impl PolicySettings {
             capabilities,
             config,
             routes,
-            shadow: own.shadow.or(manifest.shadow).or(usual.shadow),
+            // No share at all is no shadow: the policy decides.
+            shadow: own.shadow.or(manifest.shadow).or(usual.shadow).filter(|share| *share > Share::NONE),
             canary: own.canary.or(manifest.canary).or(usual.canary),
             refused,
         }
     }
-}
 
-impl PolicySettings {
     /// Of the client's headers, those that the policy sees, with names in lower case.
     pub(super) fn visible(&self, headers: &[(String, String)]) -> Vec<(String, String)> {
         let lower = headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.clone()));
@@ -172,7 +175,7 @@ impl PolicySettings {
 /// `[policies.<name>]` of the configuration, and `[plugins.defaults]`: what the operator says of a policy, or of all
 /// that have no table of their own.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(default, deny_unknown_fields)]
 pub struct PolicyRules {
     /// Bounds, whatever the manifest says.
     pub limits: SomeLimits,
@@ -266,6 +269,20 @@ mod tests {
         let settings = |own| PolicySettings::resolve(None, own, &PolicyRules::default(), &Limits::CEILING);
         assert_eq!(settings(&one).visible(&headers), [header("x-tenant")]);
         assert!(settings(&PolicyRules::default()).visible(&headers).is_empty());
+    }
+
+    #[test]
+    fn no_share_is_no_shadow() {
+        let shadow = |manifest: &str, own: &str| {
+            let manifest = Manifest::parse(manifest).unwrap();
+            let usual = PolicyRules::default();
+            PolicySettings::resolve(Some(&manifest), &rules(own), &usual, &Limits::CEILING).shadow
+        };
+        assert_eq!(shadow("", ""), None);
+        assert!(shadow("shadow = true", "").is_some());
+        for off in ["shadow = false", "shadow = 0", "shadow = 0.0"] {
+            assert_eq!((shadow(off, ""), shadow("shadow = true", off)), (None, None), "{off}");
+        }
     }
 
     #[test]

@@ -44,24 +44,20 @@ impl Standings {
     ) -> Result<(), String> {
         let Some(disk) = self.disk.clone() else {
             let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-            change(memory.entry(policy.to_owned()).or_default());
+            let standing = memory.entry(policy.to_owned()).or_default();
+            change(standing);
+            standing.bound();
             return Ok(());
         };
         let policy = policy.to_owned();
-        let written = tokio::task::spawn_blocking(move || disk.remember(&policy, change).map(drop));
+        let written = tokio::task::spawn_blocking(move || disk.remember(&policy, change));
         written.await.unwrap_or_else(|error| Err(error.to_string()))
     }
 
-    /// A version serves every session from now on. A failure to write that down is logged: it serves all the same.
-    pub(super) async fn prove(&self, policy: &str, hash: &str) {
-        let hash = hash.to_owned();
-        let written = self.remember(policy, move |standing| {
-            standing.proven.retain(|proven| *proven != hash);
-            standing.proven.push(hash);
-            standing.withdrawn = None;
-        });
-        if let Err(error) = written.await {
-            tracing::warn!(target: "policy", policy, error, "the version is not remembered");
+    /// As [`Self::remember`], where a failure changes nothing but the log: what was done holds until a restart.
+    pub(super) async fn note(&self, policy: &str, change: impl FnOnce(&mut Standing) + Send + 'static) {
+        if let Err(error) = self.remember(policy, change).await {
+            tracing::error!(target: "policy", policy, error, "not remembered: a restart will not know of it");
         }
     }
 

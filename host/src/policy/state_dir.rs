@@ -1,10 +1,11 @@
 //! What outlives the server, in a folder of its own: what policies store, and which version of each has proven
 //! itself. Written before a call returns, so that an end by force loses nothing that was acknowledged; a loss of
-//! power may lose the last second.
+//! power may lose what policies stored last.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use serde::{Deserialize, Serialize};
@@ -14,9 +15,19 @@ use super::runtime::StartError;
 /// Versions of a policy that are kept for a way back.
 const KEPT: usize = 5;
 
+/// Versions of a policy that were taken back and are known to have been.
+const WITHDRAWN: usize = 32;
+
 /// The folder, open. One server has it at a time.
 pub(super) struct StateDir {
     dir: PathBuf,
+    /// None once writing failed and it could not be opened again yet.
+    open: RwLock<Option<Open>>,
+    /// Held while a standing is changed.
+    changing: Mutex<()>,
+}
+
+struct Open {
     database: Database,
     store: Keyspace,
     standing: Keyspace,
@@ -28,10 +39,53 @@ pub(super) struct StateDir {
 pub(super) struct Standing {
     /// Versions that served every session, the newest last.
     pub(super) proven: Vec<String>,
-    /// A version that was taken back: it is not served until another file takes its place or it is enabled.
-    pub(super) withdrawn: Option<String>,
+    /// The version that is on trial.
+    pub(super) tried: Option<String>,
+    /// Versions that were taken back: none is served until it is uploaded again.
+    pub(super) withdrawn: Vec<String>,
     /// The policy is switched off.
     pub(super) disabled: bool,
+}
+
+impl Standing {
+    /// A version serves every session.
+    pub(super) fn prove(&mut self, hash: &str) {
+        self.proven.retain(|proven| proven != hash);
+        self.proven.push(hash.to_owned());
+        self.tried = None;
+        self.allow(hash);
+    }
+
+    /// A version serves no session.
+    pub(super) fn withdraw(&mut self, hash: &str) {
+        self.proven.retain(|proven| proven != hash);
+        self.tried.take_if(|tried| tried == hash);
+        self.allow(hash);
+        self.withdrawn.push(hash.to_owned());
+    }
+
+    /// A version may serve again.
+    pub(super) fn allow(&mut self, hash: &str) {
+        self.withdrawn.retain(|withdrawn| withdrawn != hash);
+    }
+
+    /// Forgets the oldest of what is too much.
+    pub(super) fn bound(&mut self) {
+        let (proven, withdrawn) = (self.proven.len(), self.withdrawn.len());
+        self.proven.drain(..proven.saturating_sub(KEPT));
+        self.withdrawn.drain(..withdrawn.saturating_sub(WITHDRAWN));
+    }
+}
+
+impl Open {
+    fn at(dir: &Path) -> Result<Self, fjall::Error> {
+        // Small values and few of them: the least that the library takes.
+        let database =
+            Database::builder(dir.join("database")).cache_size(1 << 20).worker_threads(1).open()?;
+        let keyspace = |name| database.keyspace(name, KeyspaceCreateOptions::default);
+        let (store, standing) = (keyspace("store")?, keyspace("standing")?);
+        Ok(Self { database, store, standing })
+    }
 }
 
 impl StateDir {
@@ -42,78 +96,98 @@ impl StateDir {
     pub(super) fn open(dir: &Path) -> Result<Self, StartError> {
         let broken = |cause: String| StartError::State { dir: dir.to_owned(), cause };
         fs::create_dir_all(dir.join("versions")).map_err(|error| broken(error.to_string()))?;
-        let database = Database::builder(dir.join("database"));
-        // Small values and few of them: the least that the library takes.
-        let database =
-            database.cache_size(1 << 20).worker_threads(1).open().map_err(|error| match error {
-                fjall::Error::Locked => broken("another server has it; name another with --state".to_owned()),
-                error => broken(error.to_string()),
-            })?;
-        let keyspace = |name| database.keyspace(name, KeyspaceCreateOptions::default);
-        let store = keyspace("store").map_err(|error| broken(error.to_string()))?;
-        let standing = keyspace("standing").map_err(|error| broken(error.to_string()))?;
-        Ok(Self { dir: dir.to_owned(), database, store, standing })
+        let open = Open::at(dir).map_err(|error| match error {
+            fjall::Error::Locked => broken("another server has it; name another with --state".to_owned()),
+            error => broken(error.to_string()),
+        })?;
+        Ok(Self { dir: dir.to_owned(), open: RwLock::new(Some(open)), changing: Mutex::default() })
+    }
+
+    /// Does something with the database. One that a full disk broke takes nothing more: it is opened anew.
+    fn with<T>(&self, work: impl Fn(&Open) -> Result<T, fjall::Error>) -> Result<T, String> {
+        {
+            let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+            match open.as_ref().map(&work) {
+                Some(Err(fjall::Error::Poisoned)) | None => {}
+                Some(done) => return done.map_err(|error| error.to_string()),
+            }
+        }
+        let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        // Another may have opened it meanwhile.
+        match open.as_ref().map(&work) {
+            Some(Err(fjall::Error::Poisoned)) | None => {}
+            Some(done) => return done.map_err(|error| error.to_string()),
+        }
+        // Closed first: it holds the lock.
+        *open = None;
+        let again = open.insert(Open::at(&self.dir).map_err(|error| error.to_string())?);
+        tracing::warn!(target: "policy", dir = ?self.dir, "the state was opened again after a failure");
+        work(again).map_err(|error| error.to_string())
     }
 
     /// What a policy stored: keys and values as [`Self::put`] took them.
     pub(super) fn stored(&self, policy: &str) -> Vec<(String, Vec<u8>)> {
         let prefix = key(policy, "");
-        let mut stored = Vec::new();
-        for entry in self.store.prefix(&prefix) {
-            match entry.into_inner() {
-                Ok((name, value)) => {
-                    if let Ok(name) = std::str::from_utf8(&name[prefix.len()..]) {
-                        stored.push((name.to_owned(), value.to_vec()));
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(target: "policy", policy, %error, "a stored value cannot be read");
+        let read = self.with(|open| {
+            let mut stored = Vec::new();
+            for entry in open.store.prefix(&prefix) {
+                let (name, value) = entry.into_inner()?;
+                if let Ok(name) = std::str::from_utf8(&name[prefix.len()..]) {
+                    stored.push((name.to_owned(), value.to_vec()));
                 }
             }
-        }
-        stored
+            Ok(stored)
+        });
+        read.unwrap_or_else(|error| {
+            tracing::error!(target: "policy", policy, error, "what it stored cannot be read");
+            Vec::new()
+        })
     }
 
     /// Writes a value.
     pub(super) fn put(&self, policy: &str, name: &str, value: &[u8]) -> Result<(), String> {
-        self.store.insert(key(policy, name), value).map_err(|error| error.to_string())
+        self.with(|open| open.store.insert(key(policy, name), value))
     }
 
     /// Removes a value.
     pub(super) fn forget(&self, policy: &str, name: &str) -> Result<(), String> {
-        self.store.remove(key(policy, name)).map_err(|error| error.to_string())
+        self.with(|open| open.store.remove(key(policy, name)))
     }
 
     /// What is remembered of a policy.
     pub(super) fn standing(&self, policy: &str) -> Standing {
-        match self.standing.get(policy) {
+        match self.with(|open| open.standing.get(policy)) {
             Ok(Some(json)) => serde_json::from_slice(&json).unwrap_or_default(),
             Ok(None) => Standing::default(),
             Err(error) => {
-                tracing::error!(target: "policy", policy, %error, "its standing cannot be read");
+                tracing::error!(target: "policy", policy, error, "its standing cannot be read");
                 Standing::default()
             }
         }
     }
 
-    /// Changes what is remembered of a policy, on the disk before this returns.
-    pub(super) fn remember(
-        &self,
-        policy: &str,
-        change: impl FnOnce(&mut Standing),
-    ) -> Result<Standing, String> {
+    /// Changes what is remembered of a policy, on the disk before this returns. Components that are of no more use
+    /// are removed.
+    pub(super) fn remember(&self, policy: &str, change: impl FnOnce(&mut Standing)) -> Result<(), String> {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut standing = self.standing(policy);
         change(&mut standing);
-        let forgotten = standing.proven.len().saturating_sub(KEPT);
-        let forgotten: Vec<String> = standing.proven.drain(..forgotten).collect();
+        standing.bound();
         let json = serde_json::to_vec(&standing).map_err(|error| error.to_string())?;
-        self.standing.insert(policy, json).map_err(|error| error.to_string())?;
-        self.database.persist(PersistMode::SyncAll).map_err(|error| error.to_string())?;
-        for hash in forgotten {
-            // A file that is left behind costs room and nothing else.
-            drop(fs::remove_file(self.version(policy, &hash)));
+        self.with(|open| {
+            open.standing.insert(policy, json.as_slice())?;
+            open.database.persist(PersistMode::SyncAll)
+        })?;
+        let useful: Vec<PathBuf> =
+            standing.proven.iter().chain(&standing.tried).map(|hash| self.version(policy, hash)).collect();
+        let there = fs::read_dir(self.dir.join("versions").join(policy));
+        for entry in there.into_iter().flatten().flatten() {
+            if !useful.contains(&entry.path()) {
+                // A file that is left behind costs room and nothing else.
+                drop(fs::remove_file(entry.path()));
+            }
         }
-        Ok(standing)
+        Ok(())
     }
 
     /// Where a version's component is kept.
@@ -139,7 +213,8 @@ impl StateDir {
 
 impl Drop for StateDir {
     fn drop(&mut self) {
-        if let Err(error) = self.database.persist(PersistMode::SyncAll) {
+        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Err(error)) = open.as_ref().map(|open| open.database.persist(PersistMode::SyncAll)) {
             tracing::error!(target: "policy", %error, "the state may not be on the disk");
         }
     }
@@ -178,9 +253,15 @@ mod tests {
         let state = StateDir::open(folder.path()).unwrap();
         for hash in 0..=KEPT {
             state.keep("a", &hash.to_string(), b"component").unwrap();
-            state.remember("a", |standing| standing.proven.push(hash.to_string())).unwrap();
+            state.remember("a", |standing| standing.prove(&hash.to_string())).unwrap();
         }
         assert!(!state.version("a", "0").exists());
+        state.keep("a", "trial", b"component").unwrap();
+        state.remember("a", |standing| standing.tried = Some("trial".into())).unwrap();
+        assert!(state.version("a", "trial").exists());
+        state.remember("a", |standing| standing.withdraw("trial")).unwrap();
+        assert!(!state.version("a", "trial").exists(), "what was taken back is not kept");
+        assert_eq!(state.standing("a").withdrawn, ["trial"]);
         assert_eq!(fs::read(state.version("a", "1")).unwrap(), b"component");
         assert_eq!(state.standing("a").proven.len(), KEPT);
     }

@@ -36,6 +36,10 @@ struct Entry {
 }
 
 impl Entry {
+    fn ended(&self, now: SystemTime) -> bool {
+        self.ends.is_some_and(|end| end <= now)
+    }
+
     /// The end in milliseconds since 1970, 8 bytes little-endian and 0 for none, then the value.
     fn to_bytes(&self) -> Vec<u8> {
         let ends = self.ends.and_then(|ends| ends.duration_since(UNIX_EPOCH).ok());
@@ -62,8 +66,13 @@ impl KeyValue {
     /// The store of a policy as it was left, whatever its size.
     pub(super) fn open(state: Arc<StateDir>, policy: &str) -> Self {
         let mut entries = Entries::default();
+        let now = SystemTime::now();
         for (key, value) in state.stored(policy) {
-            if let Some(entry) = Entry::from_bytes(&value) {
+            let entry = Entry::from_bytes(&value);
+            if entry.as_ref().is_none_or(|entry| entry.ended(now)) {
+                // Should that fail, it is left out all the same.
+                let _ = state.forget(policy, &key);
+            } else if let Some(entry) = entry {
                 entries.bytes += cost(&key, &entry);
                 entries.by_key.insert(key, entry);
             }
@@ -85,14 +94,14 @@ impl KeyValue {
     /// The value of a key.
     pub(super) fn get(&self, key: &str, now: SystemTime) -> Option<Vec<u8>> {
         let mut entries = self.lock();
-        entries.expire(key, now);
+        self.expire(&mut entries, key, now);
         entries.by_key.get(key).map(|entry| entry.value.clone())
     }
 
     /// Every key and value that has not ended.
     pub(super) fn all(&self, now: SystemTime) -> Vec<(String, Vec<u8>)> {
         let entries = self.lock();
-        let live = entries.by_key.iter().filter(|(_, entry)| entry.ends.is_none_or(|end| end > now));
+        let live = entries.by_key.iter().filter(|(_, entry)| !entry.ended(now));
         live.map(|(key, entry)| (key.clone(), entry.value.clone())).collect()
     }
 
@@ -108,7 +117,7 @@ impl KeyValue {
         now: SystemTime,
     ) -> Result<(), String> {
         let mut entries = self.lock();
-        entries.expire(key, now);
+        self.expire(&mut entries, key, now);
         self.put(&mut entries, key, Entry { value, ends: ends(ttl, now) }, now)
     }
 
@@ -124,7 +133,7 @@ impl KeyValue {
         now: SystemTime,
     ) -> Result<i64, String> {
         let mut entries = self.lock();
-        entries.expire(key, now);
+        self.expire(&mut entries, key, now);
         let (old, ends) = match entries.by_key.get(key) {
             None => (0, ends(ttl, now)),
             Some(entry) => {
@@ -165,6 +174,15 @@ impl KeyValue {
         Ok(())
     }
 
+    /// Removes a value that has ended.
+    fn expire(&self, entries: &mut Entries, key: &str, now: SystemTime) {
+        if entries.by_key.get(key).is_some_and(|entry| entry.ended(now)) {
+            let entry = entries.by_key.remove(key);
+            entries.bytes -= entry.map_or(0, |entry| cost(key, &entry));
+            self.forget(key);
+        }
+    }
+
     /// Takes what has ended off the disk; should that fail, it has ended all the same when it is read again.
     fn forget(&self, key: &str) {
         if let Some((state, policy)) = &self.disk
@@ -180,16 +198,9 @@ impl KeyValue {
 }
 
 impl Entries {
-    fn expire(&mut self, key: &str, now: SystemTime) {
-        if self.by_key.get(key).is_some_and(|entry| entry.ends.is_some_and(|end| end <= now)) {
-            let entry = self.by_key.remove(key);
-            self.bytes -= entry.map_or(0, |entry| cost(key, &entry));
-        }
-    }
-
     /// Removes what has ended, and names it.
     fn expire_all(&mut self, now: SystemTime) -> Vec<String> {
-        let ended = self.by_key.extract_if(|_, entry| entry.ends.is_some_and(|end| end <= now));
+        let ended = self.by_key.extract_if(|_, entry| entry.ended(now));
         let ended: Vec<String> = ended.map(|(key, _)| key).collect();
         self.bytes = self.by_key.iter().map(|(key, entry)| cost(key, entry)).sum();
         ended
@@ -277,5 +288,10 @@ mod tests {
         assert_eq!(store.get("short", now + SECOND), None, "its time ran on");
         assert_eq!(store.add("hits", 1, None, now + SECOND), Ok(3));
         assert!(store.bytes() > 0 && store.bytes() < 1000);
+        // What has ended leaves the disk as well.
+        drop(store);
+        let names: Vec<String> =
+            StateDir::open(folder.path()).unwrap().stored("a").into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["hits", "value"]);
     }
 }

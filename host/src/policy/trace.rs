@@ -68,7 +68,7 @@ pub struct Step {
 
 /// A plan, as it is written down. Where a policy gives back a session, only whether it is the request's own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+#[serde(tag = "kind", rename_all = "lowercase")]
 pub enum PlanRecord {
     /// Reply from a model in this process.
     Generate {

@@ -12,7 +12,7 @@ use super::cache::Cache;
 use super::capabilities::{Grant, Names};
 use super::guest::Place;
 use super::limits::Limits;
-use super::loader::{self, LoadError};
+use super::loader::{self, LoadCode, LoadError};
 use super::manifest::Manifest;
 use super::offline::OfflineSession;
 use super::plan::{Allowed, RouteRequest};
@@ -20,7 +20,7 @@ use super::publish::{check_contract, read_manifest};
 use super::registry::{self, Entry, Published};
 use super::run::{self, Patience};
 use super::runtime::Runtime;
-use super::settings::{PolicyRules, PolicySettings};
+use super::settings::{PolicyRules, PolicySettings, is_policy_name};
 use super::trace::Step;
 use super::watch::MANIFEST;
 
@@ -68,6 +68,11 @@ impl Workbench {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let beside = path.with_file_name(format!("{name}{MANIFEST}"));
         source.manifest = read_manifest(&beside, &source.bytes)?;
+        source.check_pin()?;
+        if !is_policy_name(&name) {
+            let message = format!("{name:?} cannot be a policy's name: 1 to 64 of a-z, 0-9, - and _");
+            return Err(LoadError::new(LoadCode::Unreadable, message).into());
+        }
         let settings = all_granted(source.manifest.as_ref(), &options.config);
         let runtime = Runtime::new(1, settings.limits.memory(), options.metered)?;
         let cache = options.cache.as_deref().and_then(|dir| Cache::open(dir).ok());

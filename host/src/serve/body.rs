@@ -19,16 +19,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// [`Kind::MediaType`], [`Kind::BodyTooLarge`], [`Kind::SlowBody`], [`Kind::Malformed`] or [`Kind::Invalid`].
 pub(super) async fn read_json(request: Request, limit: u64) -> Result<Value, ApiError> {
     check_headers(request.headers(), limit)?;
-    value::parse(&read_bytes(request, limit).await?)
+    value::parse(&read_bytes(request, limit, PATIENCE).await?)
 }
 
-/// Reads a body of at most `limit` bytes, whatever it is.
+/// Reads a body of at most `limit` bytes, whatever it is, that arrives within `patience`.
 ///
 /// # Errors
 /// [`Kind::BodyTooLarge`], [`Kind::SlowBody`] or [`Kind::Malformed`].
-pub(super) async fn read_bytes(request: Request, limit: u64) -> Result<Vec<u8>, ApiError> {
+pub(super) async fn read_bytes(
+    request: Request,
+    limit: u64,
+    patience: Duration,
+) -> Result<Vec<u8>, ApiError> {
     let context = request.extensions().get::<RequestContext>().cloned();
-    let bytes = tokio::time::timeout(PATIENCE, read(request, limit)).await.map_err(|_| slow(PATIENCE))??;
+    let bytes = tokio::time::timeout(patience, read(request, limit)).await.map_err(|_| slow(patience))??;
     if let Some(context) = context {
         context.record.note().received = true;
     }

@@ -49,6 +49,12 @@ impl App {
             let description = format!("a route: {}", chain.join(", then "));
             served.push(Served { name: name.clone(), description, since: self.started });
         }
+        for (name, policy) in self.policies.routes() {
+            if !self.is_model(&name) && !self.routes.contains_key(&name) {
+                let description = format!("a route: {policy}");
+                served.push(Served { name, description, since: self.started });
+            }
+        }
         for policy in self.policies.list().into_iter().filter(is_served) {
             if self.is_model(&policy.name) || self.routes.contains_key(&policy.name) {
                 continue;

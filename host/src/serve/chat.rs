@@ -57,8 +57,9 @@ pub(super) async fn answer(
                 headers: readable(&headers),
             });
             let session = app.engine.open(conversation, &salt).await?;
+            app.note_begin(&delivery.context, &asked);
             let routed = app.policies.route(&chain, asked.clone(), session).await;
-            app.write_down(&delivery.context, &asked, &routed);
+            app.note_plan(&delivery.context, &asked, &routed);
             Ok(carry_out(&app, routed, Job { body, tools, sampling: chat.sampling, delivery }).await)
         }
     }

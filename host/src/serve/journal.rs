@@ -60,8 +60,17 @@ impl Filter {
 }
 
 impl App {
-    /// Prepares the journal's line on a request; it is written once its answer is over.
-    pub(super) fn write_down(&self, context: &RequestContext, request: &RouteRequest, routed: &Routed) {
+    /// Prepares the journal's line on a request that policies are about to be asked about: what there is to say should
+    /// it end there.
+    pub(super) fn note_begin(&self, context: &RequestContext, request: &RouteRequest) {
+        if let Some(journal) = &self.journal {
+            let record = Record::unfinished(request, journal.keeps_prompts());
+            context.record.note().journal = Some(Box::new(record));
+        }
+    }
+
+    /// The same once there is a plan; it is written when the answer is over.
+    pub(super) fn note_plan(&self, context: &RequestContext, request: &RouteRequest, routed: &Routed) {
         let Some(journal) = &self.journal else { return };
         let headers = self.policies.visible(&routed.trace, &request.headers);
         let record = Record::of(request, routed, headers, journal.keeps_prompts());

@@ -21,6 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use axum::Router;
+use axum::extract::MatchedPath;
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
@@ -117,8 +118,7 @@ impl App {
     }
 
     /// What a client's model name stands for: the loaded model, a route of the configuration, a policy, or a name that
-    /// a manifest binds, in this order. No name
-    /// stands for `auto` where that is served, else for the loaded model.
+    /// a manifest binds, in this order. No name stands for `auto` where that is served, else for the loaded model.
     ///
     /// # Errors
     /// [`Kind::UnknownModel`] names what is served.
@@ -359,9 +359,11 @@ async fn no_route(uri: Uri) -> Response {
     ApiError::new(Kind::NotFound, message).into_response(Dialect::of(uri.path()))
 }
 
-async fn no_method(method: Method, uri: Uri) -> Response {
-    let takes = ROUTES.iter().find(|(_, path, _)| *path == uri.path()).map_or("GET", |(method, _, _)| method);
-    let message = format!("{} takes {takes}, got {method}", uri.path());
+async fn no_method(matched: Option<MatchedPath>, method: Method, uri: Uri) -> Response {
+    let pattern = matched.as_ref().map_or(uri.path(), MatchedPath::as_str).replace("{*", "{");
+    let takes = ROUTES.iter().filter(|(_, path, _)| *path == pattern).map(|(method, ..)| *method);
+    let takes: Vec<&str> = takes.collect();
+    let message = format!("{} takes {}, got {method}", uri.path(), takes.join(" or "));
     ApiError::new(Kind::Method, message).into_response(Dialect::of(uri.path()))
 }
 

@@ -250,7 +250,7 @@ async fn a_new_version_is_tried_on_its_share_and_promoted_or_taken_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trial_ends_by_itself_where_the_manifest_says_so() {
     let state = tempfile::tempdir().unwrap();
-    let bench = trial(state.path(), "canary = { share = 1, rollback-at = 0.5, promote-after = 30 }").await;
+    let bench = trial(state.path(), "canary = { share = 1, rollback_at = 0.5, promote_after = 30 }").await;
     bench.replace("p", &fs::read(fixture("scripted")).unwrap());
     eventually("it is on trial", || bench.status("p").canary.is_some()).await;
     for call in 0..20 {
@@ -295,7 +295,7 @@ async fn what_was_decided_of_versions_holds_over_a_restart() {
     assert_eq!(bench.run("p", "x").await.reason, "policy-unavailable");
     let bench = reopen(bench).await;
     assert_eq!(bench.status("p").state, PolicyState::Disabled);
-    drop(bench.policies.enable("p").await);
+    assert_eq!(bench.policies.enable("p").await.unwrap().state, PolicyState::Serving);
     assert_eq!(answers(&bench, 1).await, ["v1"]);
     bench.end().await;
 }
@@ -326,7 +326,7 @@ async fn the_version_before_comes_back_by_a_word() {
     assert!(matches!(&refused, ChangeError::Refused(error) if error.code == LoadCode::Manifest), "{refused}");
     assert_eq!(fs::read(bench.path("p")).unwrap(), before);
     assert!(matches!(bench.policies.upload("../p", before.clone().into()).await, Err(ChangeError::Name(_))));
-    let status = bench.policies.describe("p", "description = 'new'".into()).await.unwrap();
+    let status = bench.policies.describe("p", "description = 'new'".into()).await.unwrap().unwrap();
     assert_eq!(status.description.as_deref(), Some("new"), "of the version that serves");
     assert_eq!(answers(&bench, 1).await, ["v1"]);
 
@@ -337,6 +337,70 @@ async fn the_version_before_comes_back_by_a_word() {
         fs::read_dir(bench.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.is_empty(), "{left:?}");
     bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_taken_back_twice_stays_away_and_what_was_removed_is_forgotten() {
+    let state = tempfile::tempdir().unwrap();
+    let bench = trial(state.path(), "").await;
+    let scripted = fs::read(fixture("scripted")).unwrap();
+    for component in [fs::read(fixture("reply-v2")).unwrap(), scripted] {
+        bench.policies.upload("p", component.into()).await.unwrap();
+    }
+    bench.policies.roll_back("p").await.unwrap();
+    assert_eq!(answers(&bench, 1).await, ["v2"]);
+    bench.policies.roll_back("p").await.unwrap();
+    assert_eq!(answers(&bench, 1).await, ["v1"]);
+    // The file is the newest of the three; a change beside it must not bring it back.
+    describe(bench.dir.path(), "p", "description = 'touched'");
+    eventually("the manifest is read", || bench.status("p").description.as_deref() == Some("touched")).await;
+    assert_eq!(answers(&bench, 1).await, ["v1"]);
+
+    bench.policies.disable("p").await.unwrap();
+    bench.policies.remove("p").await.unwrap();
+    let status = bench.policies.upload("p", fs::read(fixture("reply-v2")).unwrap().into()).await.unwrap();
+    assert_eq!((status.state, status.last_error), (PolicyState::Serving, None));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_file_put_back_ends_a_trial() {
+    let state = tempfile::tempdir().unwrap();
+    let bench = trial(state.path(), "canary = { share = 1 }").await;
+    bench.replace("p", &fs::read(fixture("reply-v2")).unwrap());
+    eventually("the second is on trial", || bench.status("p").canary.is_some()).await;
+    assert_eq!(answers(&bench, 1).await, ["v2"]);
+    bench.replace("p", &fs::read(fixture("reply-v1")).unwrap());
+    eventually("the trial is over", || bench.status("p").canary.is_none()).await;
+    assert_eq!(answers(&bench, 1).await, ["v1"]);
+    // A trial that is called off in its favour serves everyone.
+    bench.replace("p", &fs::read(fixture("reply-v2")).unwrap());
+    eventually("it is on trial again", || bench.status("p").canary.is_some()).await;
+    describe(bench.dir.path(), "p", "");
+    eventually("it serves", || bench.status("p").canary.is_none()).await;
+    assert_eq!(answers(&bench, 5).await, vec!["v2"; 5]);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gate_that_cannot_be_loaded_still_refuses() {
+    for (manifest, component, status) in [
+        ("fallback = 'reject'", &b"garbage"[..], 503),
+        ("fallback = 'generate'", b"garbage", 0),
+        // Nobody knows what it was there to keep out.
+        ("fallbak = 'reject'", b"garbage", 503),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("p.wasm"), component).unwrap();
+        describe(dir.path(), "p", manifest);
+        let bench = Bench::over(dir, |_| {}).await;
+        let routed = bench.run("p", "hello").await;
+        assert_eq!(routed.reason, "policy-unavailable", "{manifest}");
+        let refused = matches!(routed.plan, Plan::Reject { status: 503, .. });
+        assert_eq!(refused, status == 503, "{manifest}");
+        drop(routed);
+        bench.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

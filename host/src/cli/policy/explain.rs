@@ -15,7 +15,7 @@ use super::{code_cache, pair, print, table};
 use crate::author::case;
 use crate::config::Config;
 use crate::policy::{
-    Grant, Limits, Names, PlanRecord, Policies, PolicyOptions, PolicyRules, RouteRequest, Routed,
+    Grant, Limits, Names, PlanRecord, Policies, PolicyOptions, PolicyRules, RouteRequest, Routed, Share,
 };
 use crate::probe::ProbeState;
 use crate::serve::load_model;
@@ -113,7 +113,7 @@ fn options(
     let mut rules = config.policies.clone();
     let own: &mut PolicyRules = rules.entry(name.to_owned()).or_default();
     own.config.extend(set.clone());
-    own.shadow = None;
+    own.shadow = Some(Share::NONE);
     own.grant = Grant { headers: Some(Names::All), ..own.grant.clone() };
     PolicyOptions {
         rules,

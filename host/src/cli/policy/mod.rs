@@ -1,8 +1,10 @@
 //! `forkpoint policy`.
 
 mod bench;
+mod build;
 mod check;
 mod explain;
+mod new;
 mod replay;
 mod test;
 
@@ -14,8 +16,10 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 
 use self::bench::BenchArgs;
+use self::build::BuildArgs;
 use self::check::CheckArgs;
 use self::explain::ExplainArgs;
+use self::new::NewArgs;
 use self::replay::ReplayArgs;
 use self::test::TestArgs;
 use super::files::{read_file, write_file};
@@ -24,6 +28,10 @@ use crate::guest_tools;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
+    /// Start a policy: a folder with the smallest useful one of a language.
+    New(NewArgs),
+    /// Make a component of a policy's source.
+    Build(BuildArgs),
     /// Say whether a component would be served, what it asks for and what a call costs.
     #[command(after_help = "\
 Examples:
@@ -95,6 +103,8 @@ pub(super) enum BindgenCommand {
 impl PolicyCommand {
     pub(super) fn run(self) -> Result<()> {
         match self {
+            Self::New(args) => args.run(),
+            Self::Build(args) => args.run(),
             Self::Check(args) => on_runtime(args.run()),
             Self::Test(args) => on_runtime(args.run()),
             Self::Replay(args) => on_runtime(args.run()),
