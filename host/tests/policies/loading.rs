@@ -171,7 +171,7 @@ async fn the_bundled_policies_are_served_and_answer() {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(root().join("plugins")).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "wasm") {
+        if path.extension().is_some_and(|extension| extension == "wasm" || extension == "toml") {
             fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
         }
     }

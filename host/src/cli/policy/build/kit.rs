@@ -19,8 +19,10 @@ macro_rules! files {
 const RUST: &[(&str, &str)] = files![
     "rust/Cargo.toml",
     "rust/src/error.rs",
+    "rust/src/hash.rs",
     "rust/src/host.rs",
     "rust/src/lib.rs",
+    "rust/src/outcome.rs",
     "rust/src/plan.rs",
     "rust/src/question.rs",
     "rust/src/request.rs",
