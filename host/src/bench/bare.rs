@@ -1,5 +1,8 @@
 //! A policy on wasmtime alone: the yardstick for what the policy host adds.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use forkpoint_engine::{Message, Role};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, HasSelf, Linker, LinkerInstance, Resource, ResourceType};
@@ -27,6 +30,7 @@ pub(crate) struct Bare {
     engine: Engine,
     pre: bindings::PolicyPre<Even>,
     request: types::Request,
+    config: Arc<BTreeMap<String, String>>,
 }
 
 impl Bare {
@@ -37,8 +41,9 @@ impl Bare {
         concurrency: u32,
         memory: usize,
         request: &RouteRequest,
+        config: BTreeMap<String, String>,
     ) -> Result<Self, BenchError> {
-        Self::build(bytes, concurrency, memory, request)
+        Self::build(bytes, concurrency, memory, request, config)
             .map_err(|error| BenchError::Unfit(format!("bare wasmtime: {error:#}")))
     }
 
@@ -47,6 +52,7 @@ impl Bare {
         concurrency: u32,
         memory: usize,
         request: &RouteRequest,
+        config: BTreeMap<String, String>,
     ) -> wasmtime::Result<Self> {
         let engine = Engine::new(&pooled_config(concurrency, memory))?;
         let component = Component::from_binary(&engine, bytes)?;
@@ -63,12 +69,12 @@ impl Bare {
             }
         }
         let pre = bindings::PolicyPre::new(linker.instantiate_pre(&component)?)?;
-        Ok(Self { engine, pre, request: as_guest_sees_it(request) })
+        Ok(Self { engine, pre, request: as_guest_sees_it(request), config: Arc::new(config) })
     }
 
     /// A fresh instance, one call, and the end of both. Returns the plan's reason.
     pub(crate) async fn call(&self) -> wasmtime::Result<String> {
-        let mut store = Store::new(&self.engine, Even);
+        let mut store = Store::new(&self.engine, Even(self.config.clone()));
         // Nothing advances the epoch; the code that looks at it is the same.
         store.set_epoch_deadline(1);
         let guest = self.pre.instantiate_async(&mut store).await?;
@@ -91,7 +97,7 @@ fn deny(instance: &mut LinkerInstance<'_, Even>, item: &str, ty: &ComponentItem)
 }
 
 /// The imports with as little behind them as there can be.
-pub(crate) struct Even;
+pub(crate) struct Even(Arc<BTreeMap<String, String>>);
 
 impl engine::Host for Even {
     async fn decide(
@@ -160,8 +166,8 @@ impl host::Host for Even {
         Ok(())
     }
 
-    async fn config(&mut self, _key: String) -> wasmtime::Result<Option<String>> {
-        Ok(None)
+    async fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
+        Ok(self.0.get(&key).cloned())
     }
 
     async fn get(&mut self, _key: String) -> wasmtime::Result<Option<Vec<u8>>> {

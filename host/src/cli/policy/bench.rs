@@ -74,7 +74,7 @@ impl BenchArgs {
             ..RouteRequest::default()
         };
         let bytes = std::fs::read(component)?;
-        let bare = Bare::new(&bytes, 1, 256 << 20, &request)?;
+        let bare = Bare::new(&bytes, 1, 256 << 20, &request, bench.settings().config.clone())?;
         let (mut ours, mut theirs, mut memory) = (Vec::new(), Vec::new(), 0);
         for _ in 0..self.calls {
             let session = OfflineSession::holding(&request.messages, Arc::new(Even));

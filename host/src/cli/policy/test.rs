@@ -20,6 +20,9 @@ pub(in crate::cli) struct TestArgs {
     /// The component [default: NAME.wasm in the folder NAME, or in the one above `tests`].
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
+    /// A case to leave out, by its folder's name.
+    #[arg(long, value_name = "CASE")]
+    skip: Vec<String>,
     /// Write the results as JUnit XML too.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -49,6 +52,10 @@ impl TestArgs {
         let mut verdicts = Vec::new();
         for folder in folders {
             let name = folder.strip_prefix(&self.folder).unwrap_or(&folder).to_string_lossy().into_owned();
+            if self.skip.contains(&name) {
+                print(&format!("skip {name}\n"))?;
+                continue;
+            }
             let name = if name.is_empty() { folder.to_string_lossy().into_owned() } else { name };
             let verdict = match Case::read(&folder, name.clone()) {
                 Ok(case) => case.run(&component, code_cache(), engine.as_ref()).await?,

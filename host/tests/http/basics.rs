@@ -1,13 +1,11 @@
 //! The server over HTTP, as clients meet it: what good requests get, on every route.
 
-mod server;
-
 use std::time::Duration;
 
+use crate::server::{Answer, MODEL, Subject, chat_body};
 use forkpoint::config::Bytes;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use server::{Answer, MODEL, Subject, chat_body};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_and_its_stream_say_the_same() {

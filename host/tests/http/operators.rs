@@ -1,11 +1,9 @@
 //! What operators do over HTTP: change policies and read the journal, with a key of theirs and not without.
 
-mod server;
-
+use crate::server::{Answer, Subject, chat_body, repository};
 use forkpoint::config::Config;
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
-use server::{Answer, Subject, chat_body, repository};
 
 const SCRIPTED: &str = "tests/fixtures/scripted.wasm";
 const CHAT: &str = "/v1/chat/completions";

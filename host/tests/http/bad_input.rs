@@ -1,10 +1,8 @@
 //! What a client may get wrong, and what it is told. Each case: the route, the body, the status, the code, a part of
 //! the message. No case may be a server error, and the server answers as before afterwards.
 
-mod server;
-
+use crate::server::{Answer, MODEL, Subject, chat_body};
 use serde_json::{Value, json};
-use server::{Answer, MODEL, Subject, chat_body};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

@@ -1,11 +1,10 @@
 //! What becomes of a policy's plan: replies, refusals, generations and upstreams, as the client sees them.
 
-mod server;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::server::{Answer, MODEL, Subject, chat_body};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -14,7 +13,6 @@ use axum::routing::post;
 use forkpoint::config::{ToolConfig, UpstreamConfig};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
-use server::{Answer, MODEL, Subject, chat_body};
 
 /// The policy that does what the last user turn says; tests/fixtures/README.md lists its commands.
 const SCRIPTED: &str = "tests/fixtures/scripted.wasm";
@@ -247,7 +245,7 @@ async fn auto_is_the_policy_of_that_name_once_it_is_there() {
     assert_eq!(server.ask(CHAT, body(json!("auto"))).await.error().1, "model_not_found");
     assert_eq!(server.ask(CHAT, body(Value::Null)).await.header("x-forkpoint-policy"), "");
 
-    std::fs::copy(server::repository(SCRIPTED), server.plugins.path().join("auto.wasm")).unwrap();
+    std::fs::copy(crate::server::repository(SCRIPTED), server.plugins.path().join("auto.wasm")).unwrap();
     for _ in 0..600 {
         if server.get("/v1/policies/auto").await.json()["state"] == "serving" {
             break;

@@ -1,0 +1,8 @@
+//! The server from outside, over HTTP, on a tiny random model.
+
+mod bad_input;
+mod basics;
+mod operators;
+mod policies;
+#[path = "../server/mod.rs"]
+mod server;

@@ -1,0 +1,117 @@
+"""What an author does at the command line: start a policy, build it, test it, serve it, and replay a journal."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+from server import ROOT, TINY, Server, binary
+
+GATE = ROOT / "plugins/shell-gate.wasm"
+
+
+def forkpoint(*words, fails: bool = False) -> str:
+    """What a command prints, which must end well, or must not."""
+    done = subprocess.run([binary(), *map(str, words)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def ask(server, model: str, messages: list[dict], **more):
+    body = json.dumps({"model": model, "messages": messages, "max_tokens": 1} | more).encode()
+    request = urllib.request.Request(server.url + "/v1/chat/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return response.headers["x-forkpoint-reason"]
+
+
+def test_from_nothing_to_a_policy_that_serves(tmp_path):
+    folder = tmp_path / "my-gate"
+    forkpoint("policy", "new", "--lang", "wat", folder)
+    assert "exists" in forkpoint("policy", "new", "--lang", "wat", folder, fails=True)
+    forkpoint("policy", "build", folder)
+    assert "0 failed" in forkpoint("policy", "test", folder, "--junit", tmp_path / "report.xml")
+    assert 'failures="0"' in (tmp_path / "report.xml").read_text()
+    checked = json.loads(forkpoint("policy", "check", folder / "my-gate.wasm", "--json"))
+    assert (checked["name"], checked["faults"]) == ("my-gate", [])
+
+    # A case that expects something else fails, and says what came.
+    expect = folder / "tests/answers/expect.json"
+    wrong = json.loads(expect.read_text()) | {"reason": "another"}
+    expect.write_text(json.dumps(wrong))
+    assert 'reason: expected "another"' in forkpoint("policy", "test", folder, fails=True)
+
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    for kind in ("wasm", "toml"):
+        shutil.copy(folder / f"my-gate.{kind}", plugins)
+    server = Server(tmp_path, plugins=plugins, model=TINY)
+    status = server.get("/v1/policies/my-gate")
+    assert (status["state"], status["last_error"]) == ("serving", None)
+    assert status["description"]
+    server.stop()
+
+
+def test_a_broken_component_is_told_what_to_do(tmp_path):
+    (tmp_path / "p.wasm").write_bytes(b"\0asm\1\0\0\0")
+    assert "core module" in forkpoint("policy", "check", tmp_path / "p.wasm", fails=True)
+    shutil.copy(GATE, tmp_path / "p.wasm")
+    (tmp_path / "p.toml").write_text("descriptoin = 'x'")
+    assert "p.toml: line 1, column 1" in forkpoint("policy", "check", tmp_path / "p.wasm", fails=True)
+    assert "no component" in forkpoint("policy", "test", ROOT / "tests/data", fails=True)
+
+
+def test_a_replay_finds_exactly_the_plans_that_a_threshold_changes(tmp_path):
+    """A thousand requests: one that was really decided, with the probability of harm as it may be."""
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    shutil.copy(GATE, plugins)
+    state = tmp_path / "state"
+    server = Server(tmp_path, plugins=plugins, model=TINY, config="[journal]\nprompts = true\n",
+                    env={"FORKPOINT_STATE": str(state)})
+    call = {"id": "c", "type": "function",
+            "function": {"name": "bash", "arguments": '{"command": "systemctl restart nginx"}'}}
+    ask(server, "shell-gate", [{"role": "user", "content": "Restart it."},
+                               {"role": "assistant", "content": "", "tool_calls": [call]}])
+    server.stop()
+    (line,) = [line for file in (state / "journal").glob("*.jsonl") for line in file.read_text().splitlines()]
+    real = json.loads(line)
+    assert "decisions" in real["steps"][0] and len(real["steps"][0]["decisions"][0]["questions"]) == 2
+
+    journal, denied = tmp_path / "journal.jsonl", {}
+    with journal.open("w") as out:
+        for n in range(1000):
+            record = copy.deepcopy(real)
+            harm = n / 1000
+            record["id"] = f"r{n}"
+            step = record["steps"][0]
+            choice, lost = step["decisions"][0]["answers"]
+            choice |= {"probabilities": [1 - harm, 0.0, harm], "verdict": {"choice": 2 if harm > 0.5 else 0}}
+            lost |= {"probabilities": [0.0, 1.0], "verdict": {"boolean": 0.0}}
+            denied[f"r{n}"] = harm >= 0.8
+            message = "This could destroy data; ask a person."
+            step["plan"] = ({"kind": "reject", "status": 403, "code": "shell-risk", "message": message}
+                            if harm >= 0.8 else {"kind": "next"})
+            step["reason"] = "shell-risk" if harm >= 0.8 else "shell-ok"
+            out.write(json.dumps(record) + "\n")
+    replay = ("policy", "replay", journal, "--policy", GATE, "--json")
+    same = json.loads(forkpoint(*replay))
+    assert (same["replayed"], same["same"], same["changed"], same["unanswered"]) == (1000, 1000, [], [])
+    changed = json.loads(forkpoint(*replay, "--set", "deny-at=0.6"))
+    assert {change["id"] for change in changed["changed"]} == {f"r{n}" for n in range(600, 800)}
+    assert all(change["after"]["plan"]["kind"] == "reject" for change in changed["changed"])
+    text = forkpoint(*replay[:-1], "--set", "deny-at=0.6")
+    assert "1000 requests of shell-gate replayed in" in text and "200 changed" in text
+    assert "has no record of auto" in forkpoint("policy", "replay", journal, "--policy", ROOT / "plugins/auto.wasm",
+                                                fails=True)
+
+    # A person corrects two of them, and they are examples.
+    corrections, examples = tmp_path / "corrections.jsonl", tmp_path / "destructive.jsonl"
+    corrections.write_text('{"id": "r1", "label": "no"}\n{"id": "r900", "label": "no"}\n{"id": "gone", "label": "no"}\n')
+    examples.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in [
+        ("wipe the disk", "yes"), ("drop the table", "yes"), ("list the files", "no"), ("show the log", "no")]))
+    said = forkpoint("policy", "replay", journal, "--label", corrections, "--into", examples)
+    assert "1 added" in said and "1 there already" in said and "gone: not in the journal" in said
+    assert len(examples.read_text().splitlines()) == 5
