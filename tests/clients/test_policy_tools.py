@@ -30,7 +30,7 @@ def ask(server, model: str, messages: list[dict], **more):
 def test_from_nothing_to_a_policy_that_serves(tmp_path):
     folder = tmp_path / "my-gate"
     forkpoint("policy", "new", "--lang", "wat", folder)
-    assert "exists" in forkpoint("policy", "new", "--lang", "wat", folder, fails=True)
+    assert "is there already" in forkpoint("policy", "new", "--lang", "wat", folder, fails=True)
     forkpoint("policy", "build", folder)
     assert "0 failed" in forkpoint("policy", "test", folder, "--junit", tmp_path / "report.xml")
     assert 'failures="0"' in (tmp_path / "report.xml").read_text()

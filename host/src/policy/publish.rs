@@ -1,6 +1,7 @@
 //! From a file that came to rest to a version that serves: read, checked, compiled, tried, published or put on trial.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -269,7 +270,8 @@ pub(super) fn read_manifest(beside: &Path, component: &[u8]) -> Result<Option<Ma
     let refused = |error: String| LoadError::new(LoadCode::Manifest, error);
     let name = beside.file_name().unwrap_or_default().to_string_lossy();
     let read = match std::fs::metadata(beside) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        // Also where something else lies in the folder's place.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Manifest::embedded(component)
                 .transpose()
                 .map_err(|error| refused(format!("in its section {}: {error}", super::MANIFEST_SECTION)));

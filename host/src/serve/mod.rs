@@ -423,7 +423,10 @@ fn announce(server: &Server, plugins: &Path) {
     }
     for (index, (name, chain)) in app.routes.iter().enumerate() {
         let head = if index == 0 { "routes" } else { "" };
-        eprintln!("{head:9} {name}: {}", chain.join(", "));
+        let there = |policy: &String| {
+            if app.policies.get(policy).is_some() { policy.clone() } else { format!("{policy} NOT THERE") }
+        };
+        eprintln!("{head:9} {name}: {}", chain.iter().map(there).collect::<Vec<_>>().join(", "));
     }
     eprintln!("serving   http://{addr}");
     let served = policies.iter().find(|policy| catalog::is_served(policy));
