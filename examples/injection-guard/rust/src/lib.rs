@@ -1,9 +1,9 @@
 //! Keeps prompt injections out: text that tries to override the assistant's instructions, in what users and tools say.
 //!
-//! Free rules over all turns of the user and of tools first: tokens of a chat template have no business in a message and
-//! are refused; phrases that such attacks are made of halve both thresholds, and are flagged at least. Then one step asks
-//! about the user's last turn, by a probe, and, where tools have answered since, about their results. From `flag-at` on a request passes with a flag, from
-//! `reject-at` on it is refused.
+//! Free rules over all turns of the user and of tools first: tokens of a chat template have no business in a message
+//! and are refused; phrases that such attacks are made of halve both thresholds, and are flagged at least. Then one step
+//! asks about the user's last turn, by a probe, and, where tools have answered since, about their results. From
+//! `flag-at` on a request passes with a flag, from `reject-at` on it is refused.
 //!
 //! Configuration: docs/policies/injection-guard.md.
 

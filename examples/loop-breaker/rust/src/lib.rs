@@ -1,9 +1,10 @@
 //! Stops an agent that goes round in circles.
 //!
-//! Calls since the user spoke are counted in code: the same tool, the same arguments and the same result are one and the
-//! same step, and from `nudge-at` of them on the model is told so, from `stop-at` on the request is refused, with no
-//! question. A repeat that brought something new starts over. A call that waits for its result is left to the gates. Where the calls differ and one tool is called again and again,
-//! one question asks whether they repeat what has failed; a yes only ever earns the reminder.
+//! Calls since the user spoke are counted in code: the same tool, the same arguments and the same result are one and
+//! the same step, and from `nudge-at` of them on the model is told so, from `stop-at` on the request is refused, with
+//! no question. A repeat that brought something new starts over. A call that waits for its result is left to the gates.
+//! Where the calls differ and one tool is called again and again, one question asks whether they repeat what has failed;
+//! a yes only ever earns the reminder.
 //!
 //! Configuration: docs/policies/loop-breaker.md.
 

@@ -2,9 +2,9 @@
 //! and only the rest may leave.
 //!
 //! Free rules first: mail addresses, IBANs, card and telephone numbers, keys and tokens are found by their form, in all
-//! that was said and called, since all of it would leave. What has no form is asked about in one step: personal data of a
-//! probe that knows the like, secrets of the model. Doubt keeps a request here, and a conversation that was found private
-//! stays private.
+//! that was said and called, since all of it would leave. What has no form is asked about in one step: personal data of
+//! a probe that knows the like, secrets and tool results of the model. Doubt keeps a request here, and a conversation
+//! that was found private or in doubt stays private.
 //!
 //! Configuration: docs/policies/privacy.md.
 

@@ -49,8 +49,8 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
 }
 
 /// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does:
-/// from `deny_at` on where probes answer that know the like, from `labels_at` on where labels were read. Of a text that is
-/// unlike all that a probe knows neither can be trusted, so the lower bar holds: a strange text has no easier way.
+/// from `deny_at` on where probes answer that know the like, from `labels_at` on where labels were read. Of a text that
+/// is unlike all that a probe knows neither can be trusted, so the lower bar holds: a strange text has no easier way.
 fn judge_request(session: &Session, deny_at: f64, labels_at: f64) -> Result<Routing> {
     let [shell, destructive] = session.decide([
         boolean("Does the last request need a shell on a machine?").probe("shell"),
