@@ -52,6 +52,17 @@ where
     within(key, config_or(key, default)?, range)
 }
 
+/// The names that a key of the policy's configuration lists with commas between, or those of `default` where the key is
+/// not set. Blanks around names and empty names do not count.
+#[must_use]
+pub fn config_list(key: &str, default: &str) -> Vec<String> {
+    list(&config(key).unwrap_or_else(|| default.to_owned()))
+}
+
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
 fn within<T: PartialOrd + Display>(key: &str, value: T, range: impl RangeBounds<T> + Debug) -> Result<T> {
     if range.contains(&value) {
         return Ok(value);
@@ -92,6 +103,16 @@ pub mod store {
         host::add(key, delta, ttl.map(seconds)).map_err(Error::Policy)
     }
 
+    /// What the counter under `key` stands at; 0 where there is none, and where what lies there is no number.
+    #[must_use]
+    pub fn count(key: &str) -> i64 {
+        get(key).map_or(0, |value| number(&value))
+    }
+
+    pub(super) fn number(value: &[u8]) -> i64 {
+        std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
     pub(super) fn seconds(ttl: Duration) -> u32 {
         u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX).max(1)
     }
@@ -118,6 +139,17 @@ mod tests {
             assert_eq!(error, format!("config t = {bad}: must lie within 0.0..=1.0"));
         }
         assert!(within("n", 0, 1..).is_err());
+    }
+
+    #[test]
+    fn a_list_holds_names_and_no_blanks() {
+        assert_eq!(list(" bash, sh ,,exec"), ["bash", "sh", "exec"]);
+        assert!(list(" , ").is_empty(), "an empty name is none");
+    }
+
+    #[test]
+    fn a_counter_is_a_number_or_nothing() {
+        assert_eq!((store::number(b"-3"), store::number(b"many"), store::number(b"\xff")), (-3, 0, 0));
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub use bindings::forkpoint::policy::types::{Message, Request, Role, Sampling, T
 pub use error::{Error, Result};
 pub use forkpoint_policy_macros::policy;
 pub use hash::stable_hash;
-pub use host::{config, config_or, config_within, debug, error, info, store, warn};
+pub use host::{config, config_list, config_or, config_within, debug, error, info, store, warn};
 pub use outcome::Outcome;
 pub use plan::{ForwardTo, Generate, forward, generate, next, reject, reply};
 pub use question::{Answer, boolean, choice, score};

@@ -17,13 +17,18 @@ impl Request {
         &self.messages[user.map_or(0, |at| at + 1)..]
     }
 
-    /// A key for the conversation: the same for each of its turns, whatever comes after the user's first one. Two
-    /// conversations that open with the same words share it.
+    /// A key for the conversation: the same for each of its turns, whatever comes after the user's first one and
+    /// whatever the system's say, since those may hold a date. Without a turn of the user, all turns count. Two
+    /// conversations of one tenant that open with the same words share it; those of two tenants do not, so a policy
+    /// that serves several gives the tenant, mostly [`filled_header`](Self::filled_header) of `x-tenant`.
     #[must_use]
-    pub fn conversation_key(&self) -> String {
-        let first = self.messages.iter().position(|turn| turn.role == Role::User);
-        let opening = &self.messages[..first.map_or(self.messages.len(), |at| at + 1)];
-        format!("{:016x}", stable_hash(opening.iter().map(|turn| &turn.content)))
+    pub fn conversation_key(&self, tenant: Option<&str>) -> String {
+        let first = self.messages.iter().find(|turn| turn.role == Role::User);
+        let opening = first.map_or(&self.messages[..], std::slice::from_ref);
+        format!(
+            "{:016x}",
+            stable_hash(tenant.into_iter().chain(opening.iter().map(|turn| turn.content.as_str())))
+        )
     }
 
     /// The calls that the model proposed last and that no tool has answered yet: what a gate judges.
@@ -43,6 +48,13 @@ impl Request {
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
         headers.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// The first value of a header without blanks around it; `None` where nothing is left. For what names a tenant or a
+    /// session: an empty name is nobody's.
+    #[must_use]
+    pub fn filled_header(&self, name: &str) -> Option<&str> {
+        self.header(name).map(str::trim).filter(|value| !value.is_empty())
     }
 
     /// The tool that the client offers under this name.
@@ -109,13 +121,24 @@ mod tests {
 
     #[test]
     fn a_conversation_keeps_its_key_as_it_grows() {
-        let opening = || vec![Message::system("Be brief."), Message::user("Hello")];
+        let opening = || vec![Message::system("Today is Monday."), Message::user("Hello")];
         let mut grown = opening();
+        grown[0] = Message::system("Today is Tuesday.");
         grown.extend([Message::assistant("Hi."), Message::user("And now?")]);
-        let key = request(opening()).conversation_key();
-        assert_eq!(request(grown).conversation_key(), key);
-        assert_ne!(request(vec![Message::user("Hello")]).conversation_key(), key);
-        assert_eq!(request(Vec::new()).conversation_key().len(), 16);
+        let key = request(opening()).conversation_key(None);
+        assert_eq!(request(grown).conversation_key(None), key);
+        assert_ne!(request(vec![Message::user("Good day")]).conversation_key(None), key);
+        assert_eq!(request(Vec::new()).conversation_key(None).len(), 16);
+        let instructions = |text| request(vec![Message::system(text)]).conversation_key(None);
+        assert_ne!(instructions("Sum up a."), instructions("Sum up b."), "no user spoke: all turns count");
+    }
+
+    #[test]
+    fn tenants_share_no_key() {
+        let key = |tenant| request(vec![Message::user("Hello")]).conversation_key(tenant);
+        assert_eq!(key(Some("acme")), key(Some("acme")));
+        assert_ne!(key(Some("acme")), key(Some("globex")));
+        assert_ne!(key(Some("acme")), key(None));
     }
 
     #[test]
@@ -141,5 +164,14 @@ mod tests {
     fn headers_are_found_in_any_case() {
         assert_eq!(request(Vec::new()).header("X-Team"), Some("blue"));
         assert_eq!(request(Vec::new()).header("x-other"), None);
+    }
+
+    #[test]
+    fn an_empty_header_names_nobody() {
+        let named =
+            |value: &str| Request { headers: vec![("x-team".into(), value.into())], ..request(Vec::new()) };
+        assert_eq!(named(" blue ").filled_header("X-Team"), Some("blue"));
+        assert_eq!(named("  ").filled_header("x-team"), None);
+        assert_eq!(named("blue").filled_header("x-other"), None);
     }
 }

@@ -20,7 +20,7 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     let breach_at = config_within("breach-at", 0.5, 0.0..=1.0)?;
     let source_chars = config_within("source-chars", 80, 1..)?;
     let rule = config("rule").unwrap_or_else(|| RULE.into());
-    let banned = config("banned").unwrap_or_default();
+    let banned = config_list("banned", "");
     let pass = match config("pass").as_deref().map(str::trim) {
         None | Some("reply") => None,
         Some(_) => Some(config_or("pass", Outcome::Next)?),
@@ -40,7 +40,7 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     }
     if let Some(word) = banned_word(answer, &banned) {
         let message = "The proposed answer holds a word that is not allowed.";
-        return Ok(breach.because("banned-word", message).label("word", word));
+        return Ok(breach.because("banned-word", message).label("word", clip(word)));
     }
     let sources = sources(request, source_chars);
     if sources == 0 {
@@ -95,20 +95,33 @@ fn sources(request: &Request, least: usize) -> usize {
 }
 
 /// The first word of the list that the answer holds, in any case.
-fn banned_word<'a>(answer: &str, list: &'a str) -> Option<&'a str> {
+fn banned_word<'a>(answer: &str, list: &'a [String]) -> Option<&'a str> {
     let answer = answer.to_lowercase();
-    let words = list.split(',').map(str::trim).filter(|word| !word.is_empty() && word.len() <= 200);
-    words.into_iter().find(|word| answer.contains(&word.to_lowercase()))
+    list.iter().map(String::as_str).find(|word| answer.contains(&word.to_lowercase()))
+}
+
+/// A word as a label's value, which is bounded.
+fn clip(word: &str) -> String {
+    word.chars().take(60).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::banned_word;
+    use super::{banned_word, clip};
+
+    fn list(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
 
     #[test]
     fn banned_words_are_found_in_any_case() {
-        assert_eq!(banned_word("Our COMPETITOR does it better.", "lawsuit, Competitor"), Some("Competitor"));
-        assert_eq!(banned_word("All is well.", "lawsuit"), None);
-        assert_eq!(banned_word("All is well.", " , "), None, "an empty word bans nothing");
+        assert_eq!(
+            banned_word("Our COMPETITOR does it better.", &list(&["lawsuit", "Competitor"])),
+            Some("Competitor")
+        );
+        assert_eq!(banned_word("All is well.", &list(&["lawsuit"])), None);
+        let long = "so ".repeat(100) + "long";
+        assert_eq!(banned_word(&long, &list(&[&long])), Some(long.as_str()), "of any length");
+        assert_eq!(clip(&"ß".repeat(300)).len(), 120);
     }
 }

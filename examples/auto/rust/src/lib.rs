@@ -70,7 +70,9 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     let hard = difficulty.level >= DEMANDING;
     let by_rule = suspect || contains_any(&lower, &SHELL);
     let routing = if by_rule || shell.is("yes") {
-        let known = [&shell, &destructive].iter().all(|answer| answer.rung == Rung::Probe && answer.mass >= UNSURE_BELOW);
+        let known = [&shell, &destructive]
+            .iter()
+            .all(|answer| answer.rung == Rung::Probe && answer.mass >= UNSURE_BELOW);
         let bar = match (known, suspect) {
             (true, true) => REFUSE_SUSPECT_AT,
             (true, false) => REFUSE_AT,
@@ -110,11 +112,8 @@ fn mount_shell(request: &Request) -> Routing {
 
 fn code(hard: bool) -> Routing {
     let plan = generate();
-    let plan = if hard {
-        plan.system("Name the hard part and the edge cases before you write code.")
-    } else {
-        plan
-    };
+    let plan =
+        if hard { plan.system("Name the hard part and the edge cases before you write code.") } else { plan };
     plan.because("code")
 }
 

@@ -29,7 +29,7 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     let on_failure = config_or("on-failure", Outcome::Reject(503))?;
 
     let header = config("tenant-header").unwrap_or_else(|| "x-tenant".into());
-    let tenant = tenant(request.header(&header), &config("tenants").unwrap_or_default());
+    let tenant = tenant(request.filled_header(&header), &config_list("tenants", ""));
     let reply = request.sampling.max_tokens.unwrap_or(assumed);
     let cost = i64::from(session.usage().tokens) + i64::from(reply);
     let charged = match charge(&tenant, cost, &quota) {
@@ -44,11 +44,12 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         (charged.requests as f64 / quota.requests as f64).max(charged.tokens as f64 / quota.tokens as f64);
     let minutes = quota.window.as_secs().div_ceil(60);
     let routing = if let Some(code) = charged.over {
-        reject(
-            429,
-            code,
-            format!("The quota of this tenant is used up; it is renewed within {minutes} minutes."),
-        )
+        let message = if cost > quota.tokens {
+            "This request alone may take more tokens than the tenant's quota holds.".to_owned()
+        } else {
+            format!("The quota of this tenant is used up; it is renewed within {minutes} minutes.")
+        };
+        reject(429, code, message)
     } else if used >= degrade_at {
         generate()
             .max_tokens(request.sampling.max_tokens.map_or(short, |most| most.min(short)))
@@ -75,6 +76,11 @@ struct Charged {
 fn charge(tenant: &str, cost: i64, quota: &Quota) -> Result<Charged> {
     let keys = [format!("requests:{tenant}"), format!("tokens:{tenant}")];
     let add = |key: &str, by: i64| store::add(key, by, Some(quota.window));
+    // What never fits is not charged even for a moment: others would be refused meanwhile.
+    if cost > quota.tokens {
+        let (requests, tokens) = (store::count(&keys[0]), store::count(&keys[1]));
+        return Ok(Charged { requests, tokens, over: Some("quota-tokens") });
+    }
     let (requests, tokens) = (add(&keys[0], 1)?, add(&keys[1], cost)?);
     let over = if requests > quota.requests {
         Some("quota-requests")
@@ -84,8 +90,12 @@ fn charge(tenant: &str, cost: i64, quota: &Quota) -> Result<Charged> {
         None
     };
     if over.is_some() {
-        add(&keys[0], -1)?;
-        add(&keys[1], -cost)?;
+        // Below nothing, the window has ended in between: the new one owes this request nothing.
+        for (key, by) in [(&keys[0], 1), (&keys[1], cost)] {
+            if add(key, -by)? < 0 {
+                add(key, by)?;
+            }
+        }
         return Ok(Charged { requests: requests - 1, tokens: tokens - cost, over });
     }
     Ok(Charged { requests, tokens, over })
@@ -93,11 +103,10 @@ fn charge(tenant: &str, cost: i64, quota: &Quota) -> Result<Charged> {
 
 /// Whose quota it is: the header's, where the operator lists no tenants or lists this one. All others share one, since
 /// names that clients make up must not be new quotas.
-fn tenant(header: Option<&str>, listed: &str) -> String {
-    let name = header.map_or("", str::trim);
-    let known = listed.trim().is_empty() || listed.split(',').any(|one| one.trim() == name);
+fn tenant(header: Option<&str>, listed: &[String]) -> String {
+    let Some(name) = header else { return "nobody".into() };
+    let known = listed.is_empty() || listed.iter().any(|one| one == name);
     match name {
-        "" => "nobody".into(),
         _ if !known => "others".into(),
         // A store's key and a label's value are bounded.
         _ if name.len() > 64 => format!("{:016x}", stable_hash([name])),
@@ -111,11 +120,12 @@ mod tests {
 
     #[test]
     fn made_up_tenants_share_a_quota() {
-        assert_eq!(tenant(Some(" acme "), ""), "acme");
-        assert_eq!(tenant(Some("acme"), "acme, globex"), "acme");
-        assert_eq!(tenant(Some("acme-2"), "acme, globex"), "others");
-        assert_eq!(tenant(None, "acme"), "nobody");
-        assert_eq!(tenant(Some(""), ""), "nobody");
-        assert_eq!(tenant(Some(&"x".repeat(65)), "").len(), 16);
+        let listed = ["acme".to_owned(), "globex".to_owned()];
+        assert_eq!(tenant(Some("acme"), &[]), "acme");
+        assert_eq!(tenant(Some("acme"), &listed), "acme");
+        assert_eq!(tenant(Some("acme-2"), &listed), "others");
+        assert_eq!(tenant(None, &listed), "nobody");
+        assert_eq!(tenant(None, &[]), "nobody");
+        assert_eq!(tenant(Some(&"x".repeat(65)), &[]).len(), 16);
     }
 }

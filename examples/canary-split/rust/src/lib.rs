@@ -19,13 +19,11 @@ fn route(request: &Request, _session: &Session) -> Result<Routing> {
     let control = config_or("control", Outcome::Generate)?;
     let by = config("by").unwrap_or_else(|| "conversation".into());
     let header = config("tenant-header").unwrap_or_else(|| "x-tenant".into());
-    let tenant = request.header(&header).map(str::trim).filter(|name| !name.is_empty());
+    let tenant = request.filled_header(&header);
 
     let message = "This experiment is closed.";
-    let listed = |key: &str| {
-        let list = config(key).unwrap_or_default();
-        tenant.is_some_and(|tenant| list.split(',').any(|name| name.trim() == tenant))
-    };
+    let listed =
+        |key: &str| tenant.is_some_and(|tenant| config_list(key, "").iter().any(|name| name == tenant));
     if listed("never") {
         return Ok(control.because("pinned", message).label("arm", "control"));
     }
@@ -33,7 +31,7 @@ fn route(request: &Request, _session: &Session) -> Result<Routing> {
         return Ok(canary.because("pinned", message).label("arm", "canary"));
     }
     let who = match (by.as_str(), tenant) {
-        ("conversation", _) => request.conversation_key(),
+        ("conversation", _) => request.conversation_key(tenant),
         ("tenant", Some(tenant)) => tenant.to_owned(),
         ("tenant", None) => return Ok(control.because("no-tenant", message).label("arm", "control")),
         _ => return Err(format!("config by = {by:?}: expected conversation or tenant").into()),

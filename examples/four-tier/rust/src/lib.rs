@@ -37,7 +37,7 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         careful_tier: config_within("careful-tier", 2, 0..=3)?,
         sure_from: config_within("sure-from", 0.5, 0.0..=1.0)?,
     };
-    let careful = config("careful-domains").unwrap_or_else(|| "law,health,money".into());
+    let careful = config_list("careful-domains", "law,health,money");
     let failed_tier = config_within("on-failure-tier", 3, 0..=3)?;
 
     let key = turn_key(request);
@@ -74,7 +74,7 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         difficulty: difficulty.level,
         confidence: if difficulty.mass < UNSURE_BELOW { 0.0 } else { difficulty.confidence },
         stakes: stakes.level,
-        careful: careful.split(',').any(|name| domain.is(name.trim())),
+        careful: careful.iter().any(|name| domain.is(name)),
         retries,
     };
     let (tier, reason) = tier::choose(&signals, &floors);

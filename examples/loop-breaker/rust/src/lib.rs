@@ -1,9 +1,10 @@
 //! Stops an agent that goes round in circles.
 //!
-//! Calls since the user spoke are counted in code: the same tool, the same arguments and the same result are one and the
-//! same step, and from `nudge-at` of them on the model is told so, from `stop-at` on the request is refused, with no
-//! question. A repeat that brought something new is none. Where the calls differ and one tool is called again and again,
-//! one question asks whether they repeat what has failed; a yes only ever earns the reminder.
+//! Calls since the user spoke are counted in code: the same tool, the same arguments and the same result are one and
+//! the same step, and from `nudge-at` of them on the model is told so, from `stop-at` on the request is refused, with
+//! no question. A repeat that brought something new starts over. A call that waits for its result is left to the gates.
+//! Where the calls differ and one tool is called again and again, one question asks whether they repeat what has failed;
+//! a yes only ever earns the reminder.
 //!
 //! Configuration: docs/policies/loop-breaker.md.
 
@@ -26,16 +27,20 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     }
     let ask_from = config_within("ask-from", 6, ROW..)?;
     let stuck_at = config_within("stuck-at", 0.8, 0.0..=1.0)?;
-    let exempt = config("exempt").unwrap_or_default();
+    let exempt = config_list("exempt", "");
     let pass = config_or("pass", Outcome::Next)?;
     let stop = config_or("stop", Outcome::Reject(409))?;
     let on_failure = config_or("on-failure", pass.clone())?;
 
+    // A reminder would end the chain before a gate behind this policy had judged what is to run.
+    if !request.pending_calls().is_empty() {
+        return Ok(pass.because("pending", ""));
+    }
     let calls = calls::since_user(request);
     let Some(last) = calls.last() else {
         return Ok(pass.because("no-calls", ""));
     };
-    if exempt.split(',').any(|name| name.trim() == last.name) {
+    if exempt.iter().any(|name| name == last.name) {
         return Ok(pass.because("exempt", "").label("tool", clip(last.name)));
     }
     let same = calls::repeats(&calls);

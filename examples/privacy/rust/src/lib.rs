@@ -2,9 +2,9 @@
 //! and only the rest may leave.
 //!
 //! Free rules first: mail addresses, IBANs, card and telephone numbers, keys and tokens are found by their form, in all
-//! that was said and called, since all of it would leave. What has no form is asked about in one step: personal data of a
-//! probe that knows the like, secrets of the model. Doubt keeps a request here, and a conversation that was found private
-//! stays private.
+//! that was said and called, since all of it would leave. What has no form is asked about in one step: personal data of
+//! a probe that knows the like, secrets and tool results of the model. Doubt keeps a request here, and a conversation
+//! that was found private or in doubt stays private.
 //!
 //! Configuration: docs/policies/privacy.md.
 
@@ -42,38 +42,101 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     if let Some((_, by)) = found.first() {
         return Ok(private.because("private", stays).label("by", by));
     }
-    let key = format!("private:{}", request.conversation_key());
-    if store::get(&key).is_some() {
+    let header = config("tenant-header").unwrap_or_else(|| "x-tenant".into());
+    let memory = Memory::of(request.conversation_key(request.filled_header(&header)), keep);
+    if memory.holds() {
         return Ok(private.because("private-before", stays).label("by", "store"));
     }
-    let asked = session.decide([
+    let answers = match session.decide_all(&questions(request)) {
+        Ok(answers) => answers,
+        // Nobody looked at this turn, and the next request would send it along.
+        Err(error) => {
+            let kept = memory.keep();
+            return Ok(if kept { on_failure } else { private }.after(&error).label("store", note(kept)));
+        }
+    };
+    let [personal, hidden] = [&answers[0], &answers[1]];
+    // Label reads are not calibrated, so less of them is enough to stay.
+    let labels_at = labels_at.min(private_at);
+    let bar = if personal.rung == Rung::Probe { private_at } else { labels_at };
+    let in_results = answers.get(2).is_some_and(|results| results.yes >= labels_at);
+    let mass = answers.iter().map(|answer| answer.mass).fold(1.0, f64::min);
+    let figures = |routing: Routing| {
+        let routing =
+            routing.figure("personal", personal.yes).figure("secret", hidden.yes).figure("mass", mass);
+        match answers.get(2) {
+            Some(results) => routing.figure("results", results.yes),
+            None => routing,
+        }
+    };
+    let (outcome, reason, message, by) = if hidden.yes >= secret_at && hidden.mass >= UNSURE_BELOW {
+        (&secret, "secret", holds_secret, "question")
+    } else if personal.yes >= bar {
+        (&private, "private", stays, "question")
+    } else if in_results {
+        (&private, "private", stays, "results")
+    } else if mass < UNSURE_BELOW {
+        (&private, "unsure", stays, "mass")
+    } else if request.messages.iter().filter(|turn| turn.role == Role::User).count() > 1 && !memory.has_room()
+    {
+        // What is not known may have been refused a place in the store.
+        return Ok(figures(private.because("unsure", stays).label("by", "store")));
+    } else {
+        return Ok(figures(elsewhere.because("public", "No upstream takes this request.")));
+    };
+    let kept = memory.keep();
+    Ok(figures(outcome.because(reason, message).label("by", by).label("store", note(kept))))
+}
+
+/// What no pattern knows. The probe reads the user's last turn, so what tools have answered since is a question of its
+/// own.
+fn questions(request: &Request) -> Vec<Question> {
+    let mut questions = vec![
         boolean("Does the last message contain personal data of an identifiable person?")
             .probe("personal-data"),
         boolean("Does the last message contain a password, a key or another secret in plain text?"),
-    ]);
-    let [personal, hidden] = match asked {
-        Ok(answers) => answers,
-        Err(error) => return Ok(on_failure.after(&error)),
-    };
-    // Label reads are not calibrated, so less of them is enough to stay.
-    let bar = if personal.rung == Rung::Probe { private_at } else { labels_at.min(private_at) };
-    let routing = if hidden.yes >= secret_at && hidden.mass >= UNSURE_BELOW {
-        remember(&key, keep);
-        secret.because("secret", holds_secret).label("by", "question")
-    } else if personal.yes >= bar {
-        remember(&key, keep);
-        private.because("private", stays).label("by", "question")
-    } else if personal.mass < UNSURE_BELOW {
-        private.because("unsure", stays).label("by", "mass")
-    } else {
-        elsewhere.because("public", "No upstream takes this request.")
-    };
-    Ok(routing.figure("personal", personal.yes).figure("secret", hidden.yes).figure("mass", personal.mass))
+    ];
+    let answered = |turn: &Message| turn.role == Role::Tool && !turn.content.trim().is_empty();
+    if request.since_user().iter().any(answered) {
+        questions.push(boolean("Do the last tool results contain personal data of an identifiable person?"));
+    }
+    questions
 }
 
-/// What was judged private once is not judged anew when the user speaks of something else: it is still in the history.
-fn remember(key: &str, keep: Duration) {
-    if let Err(error) = store::set(key, b"1", Some(keep)) {
-        warn(&error.to_string());
+/// What was judged private or in doubt once is not judged anew when the user speaks of something else: it is still in
+/// the history.
+struct Memory {
+    key: String,
+    keep: Duration,
+}
+
+impl Memory {
+    fn of(conversation: String, keep: Duration) -> Self {
+        Self { key: format!("private:{conversation}"), keep }
     }
+
+    fn holds(&self) -> bool {
+        store::get(&self.key).is_some()
+    }
+
+    fn keep(&self) -> bool {
+        self.write(&self.key, self.keep)
+    }
+
+    /// Whether the store would take one more conversation: tried with a longer key, which ends by itself.
+    fn has_room(&self) -> bool {
+        self.write(&format!("room-for-{}", self.key), Duration::from_secs(1))
+    }
+
+    fn write(&self, key: &str, keep: Duration) -> bool {
+        let written = store::set(key, b"1", Some(keep));
+        if let Err(error) = &written {
+            warn(&error.to_string());
+        }
+        written.is_ok()
+    }
+}
+
+fn note(kept: bool) -> &'static str {
+    if kept { "ok" } else { "full" }
 }

@@ -128,9 +128,12 @@ fn is_phone(text: &str) -> bool {
     text.strip_prefix('+').is_some_and(|rest| (8..=15).contains(&groups(rest, &separators).concat().len()))
 }
 
+/// So many digits are looked at: one more than the longest number that counts has, since a text may be all digits.
+const MOST_DIGITS: usize = 20;
+
 /// The groups of digits that the text starts with; between two of them one or two of the separators stand.
 fn groups(text: &str, separators: &[char]) -> Vec<Vec<u32>> {
-    let (mut found, mut between) = (vec![Vec::new()], 0);
+    let (mut found, mut between, mut digits) = (vec![Vec::new()], 0, 0);
     for c in text.chars() {
         match c.to_digit(10) {
             Some(digit) => {
@@ -139,6 +142,10 @@ fn groups(text: &str, separators: &[char]) -> Vec<Vec<u32>> {
                 }
                 found.last_mut().expect("it starts with one").push(digit);
                 between = 0;
+                digits += 1;
+                if digits == MOST_DIGITS {
+                    break;
+                }
             }
             None if separators.contains(&c) && !found[0].is_empty() && between < 2 => between += 1,
             None => break,
@@ -175,6 +182,12 @@ mod tests {
     }
 
     #[test]
+    fn no_more_digits_are_looked_at_than_a_number_has() {
+        assert_eq!(groups(&"1 ".repeat(50_000), &[' ']).len(), MOST_DIGITS);
+        assert!(names(&"1 ".repeat(50_000)).is_empty());
+    }
+
+    #[test]
     fn what_only_looks_alike_is_left_alone() {
         for text in [
             "use @dataclass and a@b",
@@ -185,6 +198,8 @@ mod tests {
             "1 + 49 = 50, +5 points",
             "the sk-learn package, sk-",
             "2026-11-30 12:00:00",
+            "4111 1111 1111 1112 3456 7890",
+            "411111111111111100000",
             "commit 1fb067316c0a3846564f0d749f569c90",
             "-----BEGIN PUBLIC KEY-----",
             "",

@@ -22,18 +22,18 @@ const KNOWN_FROM: f64 = 0.02;
 
 #[policy]
 fn route(request: &Request, session: &Session) -> Result<Routing> {
-    let tools = config("tools").unwrap_or_else(|| "bash,shell,sh,exec,terminal".to_owned());
-    let deny_at = config_or("deny-at", 0.8)?;
-    let is_shell = |call: &&ToolCall| tools.split(',').any(|tool| tool.trim() == call.name);
+    let tools = config_list("tools", "bash,shell,sh,exec,terminal");
+    let deny_at: f64 = config_within("deny-at", 0.8, 0.0..=1.0)?;
+    let deny_request_at: f64 = config_within("deny-request-at", 0.5, 0.0..=1.0)?;
+    let is_shell = |call: &&ToolCall| tools.contains(&call.name);
     let calls: Vec<&ToolCall> = request.pending_calls().into_iter().filter(is_shell).collect();
     if calls.is_empty() {
         let text = request.last_user();
         if rules::orders_destruction(text) {
             return Ok(reject(403, "shell-risk", "The command destroys data; ask a person."));
         }
-        let bar = config_or("deny-request-at", 0.5)?;
         let share = if rules::destroys(text) { 0.5 } else { 1.0 };
-        return judge_request(session, share * bar, share * deny_at);
+        return judge_request(session, share * deny_request_at, share * deny_at);
     }
     if calls.iter().any(|call| call.arguments.len() > LONGEST) {
         return Ok(reject(403, "shell-unreadable", "The command is too long to be judged."));
@@ -49,8 +49,9 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
 }
 
 /// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does:
-/// from `deny_at` on where a probe answers that knows the like, else from the bar for label reads on.
-fn judge_request(session: &Session, deny_at: f64, unsure_at: f64) -> Result<Routing> {
+/// from `deny_at` on where probes answer that know the like, from `labels_at` on where labels were read. Of a text that
+/// is unlike all that a probe knows neither can be trusted, so the lower bar holds: a strange text has no easier way.
+fn judge_request(session: &Session, deny_at: f64, labels_at: f64) -> Result<Routing> {
     let [shell, destructive] = session.decide([
         boolean("Does the last request need a shell on a machine?").probe("shell"),
         boolean(
@@ -58,8 +59,13 @@ fn judge_request(session: &Session, deny_at: f64, unsure_at: f64) -> Result<Rout
         )
         .probe("destructive"),
     ])?;
-    let known = |answer: &Answer| answer.rung == Rung::Probe && answer.mass >= KNOWN_FROM;
-    let bar = if known(&shell) && known(&destructive) { deny_at } else { unsure_at };
+    let by_probes = [&shell, &destructive].iter().all(|answer| answer.rung == Rung::Probe);
+    let strange = [&shell, &destructive].iter().any(|answer| answer.mass < KNOWN_FROM);
+    let bar = match (strange, by_probes) {
+        (true, _) => deny_at.min(labels_at),
+        (false, true) => deny_at,
+        (false, false) => labels_at,
+    };
     let routing = if !shell.is("yes") {
         next().because("no-shell")
     } else if destructive.yes >= bar {

@@ -30,7 +30,8 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
     let keep = Duration::from_secs(config_within("keep-seconds", 3600, 1..=u64::from(u32::MAX))?);
     let on_failure = config_or("on-failure", Outcome::Generate)?;
 
-    let key = key(request);
+    let header = config("tenant-header").unwrap_or_else(|| "x-tenant".into());
+    let key = key(request, request.filled_header(&header));
     let turns = request.messages.iter().filter(|turn| turn.role == Role::User).count();
     let known = store::get(&key).and_then(|value| Place::read(&value));
     if let Some(place) = &known
@@ -67,11 +68,12 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         .label("store", keep_in_store(&key, &place, keep)))
 }
 
-/// The client's own name for the conversation where it gives one: openings can be alike.
-fn key(request: &Request) -> String {
-    match request.header("x-session-id") {
-        Some(id) => format!("session:{:016x}", stable_hash([id])),
-        None => format!("opening:{}", request.conversation_key()),
+/// The client's own name for the conversation where it gives one, since openings can be alike; another tenant's of the
+/// same name is another conversation.
+fn key(request: &Request, tenant: Option<&str>) -> String {
+    match request.filled_header("x-session-id") {
+        Some(id) => format!("session:{:016x}", stable_hash(tenant.into_iter().chain([id]))),
+        None => format!("opening:{}", request.conversation_key(tenant)),
     }
 }
 

@@ -19,7 +19,7 @@ const DESCRIPTION: usize = 160;
 
 #[policy]
 fn route(request: &Request, session: &Session) -> Result<Routing> {
-    let keep = config("keep").unwrap_or_default();
+    let keep = config_list("keep", "");
     let few = config_or("few", 3)?;
     let most = config_within("ask-most", 24, 1..=64)?;
     let drop_below = config_within("drop-below", 0.2, 0.0..=0.5)?;
@@ -30,7 +30,7 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         return Ok(generate().because("few-tools").label("offered", offered));
     }
     let settled = |tool: &Tool| {
-        keep.split(',').any(|name| name.trim() == tool.name)
+        keep.contains(&tool.name)
             || rules::called(request, &tool.name)
             || rules::names(request.last_user(), &tool.name)
     };

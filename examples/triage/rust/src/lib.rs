@@ -23,7 +23,7 @@ const UNSURE_BELOW: f64 = 0.02;
 
 #[policy]
 fn route(_request: &Request, session: &Session) -> Result<Routing> {
-    let urgent_at = config_or("urgent-at", 0.5)?;
+    let urgent_at = config_within("urgent-at", 0.5, 0.0..=1.0)?;
     let queue = session.ask(choice(
         "Which queue should take over this support conversation?",
         QUEUES.map(|(name, takes, _)| (name, takes)),

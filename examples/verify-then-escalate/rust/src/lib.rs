@@ -35,9 +35,15 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         answers_from: config_within("answers-from", 0.6, 0.0..=1.0)?,
         supported_from: config_within("supported-from", 0.6, 0.0..=1.0)?,
         draft_tokens: config_within("draft-tokens", 256, 1..=4096)?,
-        cap: (share * block as f64).floor() as i64,
+        // A share such as .29 of 100 is a little less in binary.
+        cap: (share * block as f64 + 1e-9).floor() as i64,
         block,
     };
+    if share > 0.0 && settings.cap == 0 {
+        return Err(
+            format!("config escalate-share = {share} of block = {block}: less than one request").into()
+        );
+    }
     let on_failure = config_or("on-failure", Outcome::Forward(settings.upstream.clone(), None))?;
 
     // A draft with tools may be a call rather than an answer, and a tool's result has its own judge.
@@ -45,23 +51,39 @@ fn route(request: &Request, session: &Session) -> Result<Routing> {
         return Ok(generate().because("tools"));
     }
     let counter = this_block(&settings)?;
-    let spent = count(&counter);
+    let spent = store::count(&counter);
     if spent >= settings.cap {
-        return Ok(generate().because("capped").label("escalated", spent).label("cap", settings.cap));
+        return Ok(capped(spent, settings.cap));
     }
     match verify(request, session, &settings) {
         Ok((true, routing)) => Ok(routing),
-        Ok((false, routing)) => {
-            let escalated = store::add(&counter, 1, Some(KEPT))?;
-            Ok(routing.label("escalated", escalated).label("cap", settings.cap))
-        }
+        Ok((false, routing)) => Ok(match escalate(&counter, settings.cap)? {
+            Some(escalated) => routing.label("escalated", escalated).label("cap", settings.cap),
+            None => capped(settings.cap, settings.cap),
+        }),
         Err(error) => {
-            if matches!(on_failure, Outcome::Forward(..)) {
-                store::add(&counter, 1, Some(KEPT))?;
+            if matches!(on_failure, Outcome::Forward(..)) && escalate(&counter, settings.cap)?.is_none() {
+                warn(&error.to_string());
+                return Ok(capped(settings.cap, settings.cap));
             }
             Ok(on_failure.after(&error))
         }
     }
+}
+
+/// Counts an escalation and says how many there are with it; nothing where other requests took the last one while this
+/// one was judged.
+fn escalate(counter: &str, cap: i64) -> Result<Option<i64>> {
+    let escalated = store::add(counter, 1, Some(KEPT))?;
+    if escalated <= cap {
+        return Ok(Some(escalated));
+    }
+    store::add(counter, -1, Some(KEPT))?;
+    Ok(None)
+}
+
+fn capped(escalated: i64, cap: i64) -> Routing {
+    generate().because("capped").label("escalated", escalated).label("cap", cap)
 }
 
 /// Drafts and judges: whether the answer stays here, and the plan.
@@ -104,9 +126,4 @@ fn verify(request: &Request, session: &Session, settings: &Settings) -> Result<(
 fn this_block(settings: &Settings) -> Result<String> {
     let request = store::add("requests", 1, None)?;
     Ok(format!("escalated:{}", (request - 1) / settings.block))
-}
-
-fn count(counter: &str) -> i64 {
-    let text = store::get(counter).and_then(|value| String::from_utf8(value).ok());
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
