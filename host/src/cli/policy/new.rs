@@ -203,6 +203,18 @@ mod tests {
     }
 
     #[test]
+    fn a_crate_has_a_name_that_cargo_takes_and_the_component_the_policy_s() {
+        for name in ["2fa-gate", "test", "my-gate"] {
+            let dir = tempfile::tempdir().unwrap();
+            let folder = dir.path().join(name);
+            write(Language::Rust, name, &folder).unwrap();
+            let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+            assert!(manifest.contains(&format!("\nname = \"policy-{name}\"\n")), "{manifest}");
+            assert!(folder.join(format!("{name}.toml")).is_file(), "{name}.wasm is named after it");
+        }
+    }
+
+    #[test]
     fn the_smallest_policy_in_text_builds_without_any_tool() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("gate");
