@@ -292,12 +292,49 @@ export function config(key: string): string | null {
 export function number(key: string, otherwise: f64): f64 {
   const value = config(key);
   if (value === null) return otherwise;
-  // parseFloat reads as far as it can, and no further.
-  let parsed = parseFloat(value);
+  // parseFloat reads as far as it can, and no further: "0.9.1" would be 0.9.
   const text = value.trim();
-  for (let i = 0; i < text.length; i++) if (!"0123456789.+-eE".includes(text.charAt(i))) parsed = NaN;
-  if (isNaN(parsed)) failure = "config " + key + " = \"" + value + "\": not a number";
-  return parsed;
+  if (isDecimal(text)) return parseFloat(text);
+  failure = "config " + key + " = \"" + value + "\": not a number";
+  return NaN;
+}
+
+/** The same from `least` to `most`: NaN for another too, as a threshold beyond them would hold for nothing. */
+export function numberWithin(key: string, otherwise: f64, least: f64, most: f64): f64 {
+  const value = number(key, otherwise);
+  if (isNaN(value) || (value >= least && value <= most)) return value;
+  failure = "config " + key + " = " + value.toString() + ": must lie between " + least.toString() + " and " + most.toString();
+  return NaN;
+}
+
+/** Whether the whole text is a decimal number: a sign, digits with at most one point, an exponent. */
+function isDecimal(text: string): bool {
+  let at = sign(text, 0);
+  const whole = digits(text, at);
+  let count = whole - at;
+  at = whole;
+  if (at < text.length && text.charAt(at) == ".") {
+    const end = digits(text, ++at);
+    count += end - at;
+    at = end;
+  }
+  if (count == 0) return false;
+  if (at < text.length && (text.charAt(at) == "e" || text.charAt(at) == "E")) {
+    at = sign(text, at + 1);
+    const end = digits(text, at);
+    if (end == at) return false;
+    at = end;
+  }
+  return at == text.length;
+}
+
+function sign(text: string, at: i32): i32 {
+  return at < text.length && (text.charAt(at) == "+" || text.charAt(at) == "-") ? at + 1 : at;
+}
+
+function digits(text: string, at: i32): i32 {
+  while (at < text.length && text.charCodeAt(at) >= 48 && text.charCodeAt(at) <= 57) at++;
+  return at;
 }
 
 /** A number with two decimals. */

@@ -7,6 +7,7 @@
 #define FORKPOINT_H
 
 #include "policy.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,6 +132,26 @@ static inline fp_routing fp_forward(const char *upstream, const char *model, con
   routing.plan.val.forward.model.is_some = model != NULL;
   if (model) routing.plan.val.forward.model.val = fp_copy(model);
   return routing;
+}
+
+// A number of the policy's configuration, or `otherwise`. False for what is no number from `least` to `most`, a NaN
+// included: `error` says so.
+static inline bool fp_config_within(const char *key, double otherwise, double least, double most, double *value,
+                                    policy_string_t *error) {
+  policy_string_t name = fp_lend(key), text;
+  *value = otherwise;
+  if (!forkpoint_policy_host_config(&name, &text)) return true;
+  char digits[64] = "", reason[192], *end = digits;
+  // What is longer is no number that anyone writes.
+  if (text.len < sizeof digits) memcpy(digits, text.ptr, text.len);
+  *value = strtod(digits, &end);
+  const bool read = end != digits && (size_t)(end - digits) == text.len;
+  policy_string_free(&text);
+  if (read && *value >= least && *value <= most) return true;
+  if (read) snprintf(reason, sizeof reason, "config %s = %s: must lie between %g and %g", key, digits, least, most);
+  else snprintf(reason, sizeof reason, "config %s = \"%s\": not a number", key, digits);
+  *error = fp_copy(reason);
+  return false;
 }
 
 // Adds a name and value to the journal.

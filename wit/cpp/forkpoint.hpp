@@ -262,6 +262,15 @@ inline Result<double> config_number(std::string_view key, double otherwise) {
   return number;
 }
 
+// The same, from `least` to `most`. A threshold beyond them, or a NaN, would hold for nothing: it is an error.
+inline Result<double> config_within(std::string_view key, double otherwise, double least, double most) {
+  const Result<double> number = config_number(key, otherwise);
+  if (!number || (*number >= least && *number <= most)) return number;
+  char range[96];
+  std::snprintf(range, sizeof range, " = %g: must lie between %g and %g", *number, least, most);
+  return std::unexpected("config " + std::string(key) + range);
+}
+
 } // namespace forkpoint
 
 // Exports `route` as the component's: Result<Routing> route(const Request &, const Session &).

@@ -261,5 +261,15 @@ func ConfigNumber(key string, otherwise float64) (float64, error) {
 	return number, nil
 }
 
+// ConfigWithin is the same from `least` to `most`. A threshold beyond them, or a NaN, would hold for nothing: it is an
+// error.
+func ConfigWithin(key string, otherwise, least, most float64) (float64, error) {
+	number, err := ConfigNumber(key, otherwise)
+	if err == nil && !(number >= least && number <= most) {
+		err = fmt.Errorf("config %s = %v: must lie between %v and %v", key, number, least, most)
+	}
+	return number, err
+}
+
 // Log writes a line to the server's log.
 func Log(message string) { host.Log(host.LevelInfo, message) }

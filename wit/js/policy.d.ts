@@ -62,6 +62,7 @@ declare module "forkpoint-policy" {
   export function config(key: string): string | undefined;
   export function config(key: string, otherwise: string): string;
   export function config(key: string, otherwise: number): number;
+  export function configWithin(key: string, otherwise: number, least: number, most: number): number;
 
   /** What was thrown, as text. */
   export function reason(error: unknown): string;

@@ -21,8 +21,8 @@ from wit_world.imports.types import Message, Role, Sampling, ToolCall
 
 __all__ = [
     "policy", "boolean", "choice", "score", "probed", "decide", "Answer", "draft", "last_user", "pending_calls", "generate",
-    "forward", "reply", "reject", "next_policy", "system", "config", "config_number", "log", "Message", "Role", "Rung",
-    "Sampling", "ToolCall",
+    "forward", "reply", "reject", "next_policy", "system", "config", "config_number", "config_within", "log", "Message",
+    "Role", "Rung", "Sampling", "ToolCall",
 ]
 
 
@@ -168,6 +168,14 @@ def config_number(key, otherwise):
     """A value of the policy's configuration as a number. A value that is none raises."""
     value = host.config(key)
     return otherwise if value is None else float(value)
+
+
+def config_within(key, otherwise, least, most):
+    """The same from `least` to `most`. A threshold beyond them, or a NaN, would hold for nothing, and raises."""
+    number = config_number(key, otherwise)
+    if not least <= number <= most:
+        raise ValueError(f"config {key} = {number}: must lie between {least} and {most}")
+    return number
 
 
 def log(message):

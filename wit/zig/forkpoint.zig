@@ -294,6 +294,14 @@ pub fn configNumber(key: []const u8, otherwise: f64) Error!f64 {
         fail(join(&.{ "config ", key, " = \"", value, "\": not a number" }));
 }
 
+/// The same from `least` to `most`. A threshold beyond them, or a NaN, would hold for nothing: it is an error.
+pub fn configWithin(key: []const u8, otherwise: f64, comptime least: f64, comptime most: f64) Error!f64 {
+    const number = try configNumber(key, otherwise);
+    if (number >= least and number <= most) return number;
+    const range = std.fmt.comptimePrint(": must lie between {d} and {d}", .{ least, most });
+    return fail(join(&.{ "config ", key, " = ", configured(key) orelse "", range }));
+}
+
 /// Writes a line to the server's log.
 pub fn log(message: []const u8) void {
     imports.log(1, message.ptr, message.len);

@@ -7,6 +7,9 @@
 // A command longer than this is not judged but refused: what cannot be read cannot be trusted.
 enum { LONGEST = 4000 };
 
+// Below this mass a session is unlike all that a probe was fitted to.
+#define KNOWN_FROM 0.02
+
 // A value of the configuration, or `otherwise`. Lives until the instance ends, with the request.
 static const char *config(const char *key, const char *otherwise) {
   policy_string_t name = fp_lend(key), value;
@@ -57,16 +60,6 @@ static void label(fp_routing *routing, const char *name, double value) {
   fp_label(routing, name, text);
 }
 
-// A value of the configuration as a number.
-static bool number(const char *key, const char *otherwise, double *value, policy_string_t *error) {
-  const char *text = config(key, otherwise);
-  char *end;
-  *value = strtod(text, &end);
-  if (end != text && !*end) return true;
-  *error = fp_copy(join("config ", key, ": not a number"));
-  return false;
-}
-
 // Asks how bad `act` is and refuses from `deny_at` on.
 static bool judge(fp_session session, const char *act, double deny_at, fp_routing *routing, policy_string_t *error) {
   fp_option harms[] = {
@@ -90,14 +83,19 @@ static bool judge(fp_session session, const char *act, double deny_at, fp_routin
   return true;
 }
 
-// Whether a probe answered that was fitted to the like.
-static bool known(const forkpoint_policy_engine_answer_t *answer) {
-  return answer->rung == FORKPOINT_POLICY_ENGINE_RUNG_PROBE && answer->mass >= 0.02;
+// Whether a probe answered.
+static bool by_probe(const forkpoint_policy_engine_answer_t *answer) {
+  return answer->rung == FORKPOINT_POLICY_ENGINE_RUNG_PROBE;
+}
+
+// Whether a probe answered that was fitted to nothing like this.
+static bool unfamiliar(const forkpoint_policy_engine_answer_t *answer) {
+  return by_probe(answer) && answer->mass < KNOWN_FROM;
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// `deny_at` on where a probe answers that knows the like, else from the bar for label reads on.
-static bool judge_request(fp_session session, double deny_at, double unsure_at, fp_routing *routing,
+// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing alike.
+static bool judge_request(fp_session session, double request_at, double deny_at, fp_routing *routing,
                           policy_string_t *error) {
   fp_question questions[] = {
       fp_probed("shell", fp_boolean("Does the last request need a shell on a machine?")),
@@ -107,7 +105,8 @@ static bool judge_request(fp_session session, double deny_at, double unsure_at, 
   fp_answers answers;
   if (!fp_decide(session, questions, 2, &answers, error)) return false;
   double shell = answers.ptr[0].verdict.val.boolean, destructive = answers.ptr[1].verdict.val.boolean;
-  double bar = known(&answers.ptr[0]) && known(&answers.ptr[1]) ? deny_at : unsure_at;
+  double bar = by_probe(&answers.ptr[0]) && by_probe(&answers.ptr[1]) ? request_at : deny_at;
+  if (unfamiliar(&answers.ptr[0]) || unfamiliar(&answers.ptr[1])) bar = request_at < deny_at ? request_at : deny_at;
   bool refuse = shell >= 0.5 && destructive >= bar;
   *routing = refuse ? fp_reject(403, "shell-risk", "This could destroy data; ask a person.")
                     : fp_next(shell >= 0.5 ? "shell-ok" : "no-shell");
@@ -120,7 +119,8 @@ static bool judge_request(fp_session session, double deny_at, double unsure_at, 
 static bool route(fp_request *request, fp_session session, fp_routing *routing, policy_string_t *error) {
   const char *tools = config("tools", "bash,shell,sh,exec,terminal");
   double deny_at, request_at;
-  if (!number("deny-at", "0.8", &deny_at, error) || !number("deny-request-at", "0.5", &request_at, error)) return false;
+  if (!fp_config_within("deny-at", 0.8, 0, 1, &deny_at, error)) return false;
+  if (!fp_config_within("deny-request-at", 0.5, 0, 1, &request_at, error)) return false;
   size_t at = request->messages.len;
   while (at > 0 && request->messages.ptr[at - 1].tool_calls.len == 0) at--;
   const char *commands = "";

@@ -2,6 +2,7 @@
 // itself.
 #include "forkpoint.hpp"
 #include "rules.hpp"
+#include <algorithm>
 
 using namespace forkpoint;
 
@@ -30,8 +31,8 @@ static Result<Routing> judge(const Session &session, const std::string &act, dou
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// `deny_at` on where a probe answers that knows the like, else from the bar for label reads on.
-static Result<Routing> judge_request(const Session &session, double deny_at, double unsure_at) {
+// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing alike.
+static Result<Routing> judge_request(const Session &session, double request_at, double deny_at) {
   auto answers = session.decide({
       boolean("Does the last request need a shell on a machine?").probed("shell"),
       boolean("Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")
@@ -39,15 +40,16 @@ static Result<Routing> judge_request(const Session &session, double deny_at, dou
   });
   if (!answers) return std::unexpected(answers.error());
   const Answer &shell = (*answers)[0], &destructive = (*answers)[1];
-  auto known = [](const Answer &answer) { return answer.from_probe && answer.mass >= KNOWN_FROM; };
-  double bar = known(shell) && known(destructive) ? deny_at : unsure_at;
+  auto unfamiliar = [](const Answer &answer) { return answer.from_probe && answer.mass < KNOWN_FROM; };
+  double bar = shell.from_probe && destructive.from_probe ? request_at : deny_at;
+  if (unfamiliar(shell) || unfamiliar(destructive)) bar = std::min(request_at, deny_at);
   Routing routing = shell.yes < 0.5 ? next("no-shell") : destructive.yes >= bar ? refuse() : next("shell-ok");
   return std::move(routing).label("shell", shell.yes).label("destructive", destructive.yes);
 }
 
 static Result<Routing> route(const Request &request, const Session &session) {
   const std::string tools = config("tools").value_or("bash,shell,sh,exec,terminal");
-  auto deny_at = config_number("deny-at", 0.8), request_at = config_number("deny-request-at", 0.5);
+  auto deny_at = config_within("deny-at", 0.8, 0, 1), request_at = config_within("deny-request-at", 0.5, 0, 1);
   if (!deny_at) return std::unexpected(deny_at.error());
   if (!request_at) return std::unexpected(request_at.error());
 

@@ -21,7 +21,11 @@ func main() {}
 
 func route(request *fp.Request, session *fp.Session) (fp.Routing, error) {
 	tools := strings.Split(fp.Config("tools", "bash,shell,sh,exec,terminal"), ",")
-	denyAt, err := fp.ConfigNumber("deny-at", 0.8)
+	denyAt, err := fp.ConfigWithin("deny-at", 0.8, 0, 1)
+	if err != nil {
+		return fp.Routing{}, err
+	}
+	requestAt, err := fp.ConfigWithin("deny-request-at", 0.5, 0, 1)
 	if err != nil {
 		return fp.Routing{}, err
 	}
@@ -35,10 +39,6 @@ func route(request *fp.Request, session *fp.Session) (fp.Routing, error) {
 		text := fp.LastUser(request)
 		if ordersDestruction(text) {
 			return fp.Reject(403, "shell-risk", "The command destroys data; ask a person."), nil
-		}
-		requestAt, err := fp.ConfigNumber("deny-request-at", 0.5)
-		if err != nil {
-			return fp.Routing{}, err
 		}
 		share := 1.0
 		if destroys(text) {
@@ -59,8 +59,9 @@ func route(request *fp.Request, session *fp.Session) (fp.Routing, error) {
 }
 
 // judgeRequest asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely
-// does: from denyAt on where a probe answers that knows the like, else from the bar for label reads on.
-func judgeRequest(session *fp.Session, denyAt, unsureAt float64) (fp.Routing, error) {
+// does: from requestAt on, from denyAt on where labels were read, from the smaller one on where a probe knows nothing
+// alike.
+func judgeRequest(session *fp.Session, requestAt, denyAt float64) (fp.Routing, error) {
 	answers, err := fp.Decide(session,
 		fp.Probed("shell", fp.Boolean("Does the last request need a shell on a machine?")),
 		fp.Probed("destructive", fp.Boolean("Would carrying out the last request destroy or overwrite something "+
@@ -69,10 +70,13 @@ func judgeRequest(session *fp.Session, denyAt, unsureAt float64) (fp.Routing, er
 		return fp.Routing{}, err
 	}
 	shell, destructive := answers[0], answers[1]
-	known := func(answer fp.Answer) bool { return answer.Rung == fp.RungProbe && answer.Mass >= knownFrom }
-	bar := unsureAt
-	if known(shell) && known(destructive) {
-		bar = denyAt
+	byProbe := func(answer fp.Answer) bool { return answer.Rung == fp.RungProbe }
+	unfamiliar := func(answer fp.Answer) bool { return byProbe(answer) && answer.Mass < knownFrom }
+	bar := denyAt
+	if unfamiliar(shell) || unfamiliar(destructive) {
+		bar = min(requestAt, denyAt)
+	} else if byProbe(shell) && byProbe(destructive) {
+		bar = requestAt
 	}
 	routing := fp.Next("shell-ok")
 	if shell.Yes < 0.5 {

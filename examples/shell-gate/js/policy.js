@@ -1,5 +1,6 @@
 // The gate of ../rust in JavaScript: the same rules, questions and reasons.
-import { boolean, choice, config, decide, lastUser, next, pendingCalls, probed, reject } from "forkpoint-policy";
+import { boolean, choice, config, configWithin, decide, lastUser, next, pendingCalls, probed, reject }
+  from "forkpoint-policy";
 
 // A command longer than this, in bytes, is not judged but refused: what cannot be read cannot be trusted.
 const LONGEST = 4000;
@@ -34,13 +35,14 @@ const bytes = (text) => encodeURIComponent(text).replace(/%[0-9A-F]{2}/g, ".").l
 
 export function route(request, session) {
   const tools = config("tools", "bash,shell,sh,exec,terminal").split(",").map((tool) => tool.trim());
-  const denyAt = config("deny-at", 0.8);
+  const denyAt = configWithin("deny-at", 0.8, 0, 1);
+  const requestAt = configWithin("deny-request-at", 0.5, 0, 1);
   const calls = pendingCalls(request).filter((call) => tools.includes(call.name)).map((call) => call.arguments);
   if (calls.length === 0) {
     const text = lastUser(request);
     if (ordersDestruction(text)) return reject(403, "shell-risk", "The command destroys data; ask a person.");
     const share = destroys(text) ? 0.5 : 1;
-    return judgeRequest(session, share * config("deny-request-at", 0.5), share * denyAt);
+    return judgeRequest(session, share * requestAt, share * denyAt);
   }
   if (calls.some((call) => bytes(call) > LONGEST)) {
     return reject(403, "shell-unreadable", "The command is too long to be judged.");
@@ -51,15 +53,17 @@ export function route(request, session) {
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// denyAt on where a probe answers that knows the like, else from the bar for label reads on.
-function judgeRequest(session, denyAt, unsureAt) {
+// requestAt on, from denyAt on where labels were read, from the smaller one on where a probe knows nothing alike.
+function judgeRequest(session, requestAt, denyAt) {
   const [shell, destructive] = decide(session, [
     probed("shell", boolean("Does the last request need a shell on a machine?")),
     probed("destructive", boolean(
       "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")),
   ]);
-  const known = (answer) => answer.rung === "probe" && answer.mass >= KNOWN_FROM;
-  const bar = known(shell) && known(destructive) ? denyAt : unsureAt;
+  const byProbe = (answer) => answer.rung === "probe";
+  const unfamiliar = (answer) => byProbe(answer) && answer.mass < KNOWN_FROM;
+  let bar = byProbe(shell) && byProbe(destructive) ? requestAt : denyAt;
+  if (unfamiliar(shell) || unfamiliar(destructive)) bar = Math.min(requestAt, denyAt);
   const labels = { shell: shell.yes.toFixed(2), destructive: destructive.yes.toFixed(2) };
   if (shell.yes < 0.5) return next("no-shell", labels);
   if (destructive.yes >= bar) return reject(403, "shell-risk", "This could destroy data; ask a person.", labels);

@@ -2,7 +2,7 @@
 
 import rules
 from forkpoint_policy import (
-    Rung, boolean, choice, config, config_number, decide, last_user, next_policy, pending_calls, policy, probed, reject,
+    Rung, boolean, choice, config, config_within, decide, last_user, next_policy, pending_calls, policy, probed, reject,
 )
 
 # A command longer than this, in bytes, is not judged but refused: what cannot be read cannot be trusted.
@@ -15,14 +15,15 @@ KNOWN_FROM = 0.02
 @policy
 def route(request, session):
     tools = [tool.strip() for tool in config("tools", "bash,shell,sh,exec,terminal").split(",")]
-    deny_at = config_number("deny-at", 0.8)
+    deny_at = config_within("deny-at", 0.8, 0, 1)
+    request_at = config_within("deny-request-at", 0.5, 0, 1)
     calls = [call.arguments for call in pending_calls(request) if call.name in tools]
     if not calls:
         text = last_user(request)
         if rules.orders_destruction(text):
             return reject(403, "shell-risk", "The command destroys data; ask a person.")
         share = 0.5 if rules.destroys(text) else 1.0
-        return judge_request(session, share * config_number("deny-request-at", 0.5), share * deny_at)
+        return judge_request(session, share * request_at, share * deny_at)
     if any(len(call.encode()) > LONGEST for call in calls):
         return reject(403, "shell-unreadable", "The command is too long to be judged.")
     if any(rules.destroys(call) for call in calls):
@@ -32,19 +33,23 @@ def route(request, session):
     return judge(session, f"this tool call: {' and '.join(calls)}", deny_at)
 
 
-def judge_request(session, deny_at, unsure_at):
+def judge_request(session, request_at, deny_at):
     """Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-    `deny_at` on where a probe answers that knows the like, else from the bar for label reads on."""
+    `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing
+    alike."""
     shell, destructive = decide(session, [
         probed("shell", boolean("Does the last request need a shell on a machine?")),
         probed("destructive", boolean(
             "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")),
     ])
-    known = all(answer.rung == Rung.PROBE and answer.mass >= KNOWN_FROM for answer in (shell, destructive))
+    by_probe = [answer for answer in (shell, destructive) if answer.rung == Rung.PROBE]
+    bar = request_at if len(by_probe) == 2 else deny_at
+    if any(answer.mass < KNOWN_FROM for answer in by_probe):
+        bar = min(request_at, deny_at)
     labels = {"shell": f"{shell.yes:.2f}", "destructive": f"{destructive.yes:.2f}"}
     if shell.yes < 0.5:
         return next_policy("no-shell", labels)
-    if destructive.yes >= (deny_at if known else unsure_at):
+    if destructive.yes >= bar:
         return reject(403, "shell-risk", "This could destroy data; ask a person.", labels)
     return next_policy("shell-ok", labels)
 

@@ -1,6 +1,6 @@
 // The gate of ../rust in TypeScript: the same rules, questions and reasons.
-import { boolean, choice, config, decide, lastUser, next, pendingCalls, probed, reject, type Answered, type Request,
-  type Routing, type Session } from "forkpoint-policy";
+import { boolean, choice, config, configWithin, decide, lastUser, next, pendingCalls, probed, reject, type Answered,
+  type Request, type Routing, type Session } from "forkpoint-policy";
 
 // A command longer than this, in bytes, is not judged but refused: what cannot be read cannot be trusted.
 const LONGEST = 4000;
@@ -35,13 +35,14 @@ const bytes = (text: string): number => encodeURIComponent(text).replace(/%[0-9A
 
 export function route(request: Request, session: Session): Routing {
   const tools = config("tools", "bash,shell,sh,exec,terminal").split(",").map((tool) => tool.trim());
-  const denyAt = config("deny-at", 0.8);
+  const denyAt = configWithin("deny-at", 0.8, 0, 1);
+  const requestAt = configWithin("deny-request-at", 0.5, 0, 1);
   const calls = pendingCalls(request).filter((call) => tools.includes(call.name)).map((call) => call.arguments);
   if (calls.length === 0) {
     const text = lastUser(request);
     if (ordersDestruction(text)) return reject(403, "shell-risk", "The command destroys data; ask a person.");
     const share = destroys(text) ? 0.5 : 1;
-    return judgeRequest(session, share * config("deny-request-at", 0.5), share * denyAt);
+    return judgeRequest(session, share * requestAt, share * denyAt);
   }
   if (calls.some((call) => bytes(call) > LONGEST)) {
     return reject(403, "shell-unreadable", "The command is too long to be judged.");
@@ -52,15 +53,17 @@ export function route(request: Request, session: Session): Routing {
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// denyAt on where a probe answers that knows the like, else from the bar for label reads on.
-function judgeRequest(session: Session, denyAt: number, unsureAt: number): Routing {
+// requestAt on, from denyAt on where labels were read, from the smaller one on where a probe knows nothing alike.
+function judgeRequest(session: Session, requestAt: number, denyAt: number): Routing {
   const [shell, destructive] = decide(session, [
     probed("shell", boolean("Does the last request need a shell on a machine?")),
     probed("destructive", boolean(
       "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")),
   ]);
-  const known = (answer: Answered) => answer.rung === "probe" && answer.mass >= KNOWN_FROM;
-  const bar = known(shell) && known(destructive) ? denyAt : unsureAt;
+  const byProbe = (answer: Answered) => answer.rung === "probe";
+  const unfamiliar = (answer: Answered) => byProbe(answer) && answer.mass < KNOWN_FROM;
+  let bar = byProbe(shell) && byProbe(destructive) ? requestAt : denyAt;
+  if (unfamiliar(shell) || unfamiliar(destructive)) bar = Math.min(requestAt, denyAt);
   const labels = { shell: shell.yes.toFixed(2), destructive: destructive.yes.toFixed(2) };
   if (shell.yes < 0.5) return next("no-shell", labels);
   if (destructive.yes >= bar) return reject(403, "shell-risk", "This could destroy data; ask a person.", labels);

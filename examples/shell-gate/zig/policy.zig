@@ -17,7 +17,8 @@ comptime {
 
 fn route(request: *const fp.Request, session: fp.Session) fp.Error!fp.Routing {
     const tools = fp.config("tools", "bash,shell,sh,exec,terminal");
-    const deny_at = try fp.configNumber("deny-at", 0.8);
+    const deny_at = try fp.configWithin("deny-at", 0.8, 0, 1);
+    const request_at = try fp.configWithin("deny-request-at", 0.5, 0, 1);
     var commands: []const u8 = "";
     var pending: usize = 0;
     var unreadable = false;
@@ -36,7 +37,7 @@ fn route(request: *const fp.Request, session: fp.Session) fp.Error!fp.Routing {
         const text = request.lastUser();
         if (rules.ordersDestruction(text)) return destroying();
         const share: f64 = if (rules.destroys(text)) 0.5 else 1;
-        return judgeRequest(session, share * try fp.configNumber("deny-request-at", 0.5), share * deny_at);
+        return judgeRequest(session, share * request_at, share * deny_at);
     }
     if (unreadable) return fp.reject(403, "shell-unreadable", "The command is too long to be judged.");
     if (destroys) return destroying();
@@ -45,23 +46,24 @@ fn route(request: *const fp.Request, session: fp.Session) fp.Error!fp.Routing {
 }
 
 /// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-/// `deny_at` on where a probe answers that knows the like, else from the bar for label reads on.
-fn judgeRequest(session: fp.Session, deny_at: f64, unsure_at: f64) fp.Error!fp.Routing {
+/// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing alike.
+fn judgeRequest(session: fp.Session, request_at: f64, deny_at: f64) fp.Error!fp.Routing {
     const answers = try session.decide(&.{
         fp.boolean("Does the last request need a shell on a machine?").probed("shell"),
         fp.boolean("Would carrying out the last request destroy or overwrite something " ++
             "that cannot easily be brought back?").probed("destructive"),
     });
-    const bar = if (known(answers[0]) and known(answers[1])) deny_at else unsure_at;
+    var bar = if (answers[0].rung == .probe and answers[1].rung == .probe) request_at else deny_at;
+    if (unfamiliar(answers[0]) or unfamiliar(answers[1])) bar = @min(request_at, deny_at);
     const shell = answers[0].yes();
     const destructive = answers[1].yes();
     const routing = if (shell < 0.5) fp.next("no-shell") else if (destructive >= bar) refuse() else fp.next("shell-ok");
     return routing.label("shell", fp.fixed(shell)).label("destructive", fp.fixed(destructive));
 }
 
-/// Whether a probe answered that was fitted to the like.
-fn known(answer: fp.Answer) bool {
-    return answer.rung == .probe and answer.mass >= known_from;
+/// Whether a probe answered that was fitted to nothing like this.
+fn unfamiliar(answer: fp.Answer) bool {
+    return answer.rung == .probe and answer.mass < known_from;
 }
 
 /// Asks how bad `act` is and refuses from `deny_at` on.

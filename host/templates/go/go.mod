@@ -1,4 +1,5 @@
-module {{name}}
+// Go refuses some names that policies may have, such as "std".
+module policy-{{name}}
 
 go 1.24
 

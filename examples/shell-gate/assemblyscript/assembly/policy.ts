@@ -1,6 +1,6 @@
 // The gate of ../../rust in AssemblyScript: the same rules, questions and reasons. rules.ts says what a command's text
 // says by itself.
-import { Answer, boolean, choice, config, failure, fixed, number, Request, Routing, Session } from "forkpoint";
+import { Answer, boolean, choice, config, failure, fixed, numberWithin, Request, Routing, Session } from "forkpoint";
 import { destroys, onlyReads, ordersDestruction } from "./rules";
 export { cabi_realloc } from "forkpoint";
 
@@ -18,8 +18,8 @@ function gate(request: Request, session: Session): Routing {
   const configured = config("tools");
   const tools = (configured === null ? "bash,shell,sh,exec,terminal" : configured).split(",");
   for (let i = 0; i < tools.length; i++) tools[i] = tools[i].trim();
-  const denyAt = number("deny-at", 0.8);
-  const requestAt = number("deny-request-at", 0.5);
+  const denyAt = numberWithin("deny-at", 0.8, 0, 1);
+  const requestAt = numberWithin("deny-request-at", 0.5, 0, 1);
   if (isNaN(denyAt) || isNaN(requestAt)) return Routing.error(failure);
 
   const calls: string[] = [];
@@ -45,8 +45,8 @@ function gate(request: Request, session: Session): Routing {
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// denyAt on where a probe answers that knows the like, else from the bar for label reads on.
-function judgeRequest(session: Session, denyAt: f64, unsureAt: f64): Routing {
+// requestAt on, from denyAt on where labels were read, from the smaller one on where a probe knows nothing alike.
+function judgeRequest(session: Session, requestAt: f64, denyAt: f64): Routing {
   const answers = session.decide([
     boolean("Does the last request need a shell on a machine?").probed("shell"),
     boolean("Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")
@@ -54,14 +54,15 @@ function judgeRequest(session: Session, denyAt: f64, unsureAt: f64): Routing {
   ]);
   if (answers === null) return Routing.error(failure);
   const shell = answers[0].yes, destructive = answers[1].yes;
-  const bar = known(answers[0]) && known(answers[1]) ? denyAt : unsureAt;
+  let bar = answers[0].fromProbe && answers[1].fromProbe ? requestAt : denyAt;
+  if (unfamiliar(answers[0]) || unfamiliar(answers[1])) bar = min(requestAt, denyAt);
   const routing = shell < 0.5 ? Routing.next("no-shell") : destructive >= bar ? refuse() : Routing.next("shell-ok");
   return routing.label("shell", fixed(shell)).label("destructive", fixed(destructive));
 }
 
-// Whether a probe answered that was fitted to the like.
-function known(answer: Answer): bool {
-  return answer.fromProbe && answer.mass >= KNOWN_FROM;
+// Whether a probe answered that was fitted to nothing like this.
+function unfamiliar(answer: Answer): bool {
+  return answer.fromProbe && answer.mass < KNOWN_FROM;
 }
 
 // Asks how bad an act is and refuses from denyAt on.

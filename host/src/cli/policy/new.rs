@@ -203,6 +203,23 @@ mod tests {
     }
 
     #[test]
+    fn a_package_has_a_name_that_its_language_takes_and_the_component_the_policy_s() {
+        let named = [
+            (Language::Rust, "2fa-gate", "Cargo.toml", "\nname = \"policy-2fa-gate\"\n"),
+            (Language::Rust, "test", "Cargo.toml", "\nname = \"policy-test\"\n"),
+            (Language::Go, "std", "go.mod", "\nmodule policy-std\n"),
+        ];
+        for (language, name, file, expected) in named {
+            let dir = tempfile::tempdir().unwrap();
+            let folder = dir.path().join(name);
+            write(language, name, &folder).unwrap();
+            let package = std::fs::read_to_string(folder.join(file)).unwrap();
+            assert!(package.contains(expected), "{package}");
+            assert!(folder.join(format!("{name}.toml")).is_file(), "{name}.wasm is named after it");
+        }
+    }
+
+    #[test]
     fn the_smallest_policy_in_text_builds_without_any_tool() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("gate");

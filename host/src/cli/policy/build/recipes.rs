@@ -93,7 +93,10 @@ fn javascript(job: &Job<'_>, policy: &Path) -> Result<Vec<u8>> {
     let module = job.scratch.join("linked.js");
     let linked = script::link(&read(&job.wit.join("js/policy.js"))?, &read(policy)?)
         .with_context(|| policy.display().to_string())?;
-    kit::write_file(&module, &linked)?;
+    if let Some(warning) = linked.warning {
+        eprintln!("warning: {}: {warning}", policy.display());
+    }
+    kit::write_file(&module, &linked.module)?;
     let out = job.scratch.join("policy.wasm");
     let mut qjs = COMPONENTIZE_QJS.command(job.dir)?;
     qjs.arg("--wit").arg(job.wit).args(["--world", "policy", "--sync", "--stub-wasi", "--js"]).arg(module);

@@ -6,9 +6,18 @@ use anyhow::{Result, bail};
 /// The module that policies import the helpers from.
 const HELPERS: &str = "forkpoint-policy";
 
+/// What a policy's module became.
+#[derive(Debug)]
+pub(super) struct Linked {
+    /// The one module.
+    pub(super) module: String,
+    /// What its author should know.
+    pub(super) warning: Option<&'static str>,
+}
+
 /// One module of the helpers and a policy. The helpers keep their names to themselves, so that a policy may use the
 /// same ones.
-pub(super) fn link(helpers: &str, policy: &str) -> Result<String> {
+pub(super) fn link(helpers: &str, policy: &str) -> Result<Linked> {
     let (mut imports, mut body, mut names) = (String::new(), String::new(), Vec::new());
     for line in helpers.lines() {
         if line.starts_with("import ") {
@@ -21,8 +30,10 @@ pub(super) fn link(helpers: &str, policy: &str) -> Result<String> {
         }
     }
     let names = names.join(", ");
-    let policy = guard(&bind(policy)?);
-    Ok(format!("{imports}const $forkpoint = (() => {{\n{body}return {{ {names} }};\n}})();\n{policy}"))
+    let (policy, warning) = guard(&bind(policy)?);
+    let module =
+        format!("{imports}const $forkpoint = (() => {{\n{body}return {{ {names} }};\n}})();\n{policy}");
+    Ok(Linked { module, warning })
 }
 
 /// Around the policy's `route`: an error that is no text would trap rather than be read.
@@ -37,27 +48,53 @@ const $guarded = (request, session) => {
 export { $guarded as route };
 ";
 
-/// The policy with its `route` exported under guard. One that exports it in another way stays as it is.
-fn guard(policy: &str) -> String {
-    for way in ["export function route", "export const route", "export let route"] {
-        let at =
-            if policy.starts_with(way) { Some(0) } else { policy.find(&format!("\n{way}")).map(|at| at + 1) };
-        if let Some(at) = at {
-            let (head, rest) = policy.split_at(at);
-            return format!("{head}{}{GUARD}", &rest["export ".len()..]);
-        }
+const ASYNC: &str =
+    "route is async, and every call of it would trap: write `export function route`, without await";
+const UNGUARDED: &str = "route is exported without a guard, and what it throws traps unless it is text: \
+    write `export function route` or `export const route` at the start of a line";
+
+/// The policy with its `route` exported under guard, and a warning. One that exports it in another way stays as it is.
+fn guard(policy: &str) -> (String, Option<&'static str>) {
+    if exported(policy, "export async function route").is_some() {
+        return (policy.to_owned(), Some(ASYNC));
     }
-    policy.to_owned()
+    let ways = ["export function route", "export const route", "export let route"];
+    let Some(at) = ways.iter().find_map(|way| exported(policy, way)) else {
+        return (policy.to_owned(), Some(UNGUARDED));
+    };
+    let (head, rest) = policy.split_at(at);
+    let rest = &rest["export ".len()..];
+    let is_async = rest.split_once('=').is_some_and(|(name, value)| {
+        name.split_whitespace().eq(["const", "route"]) && value.trim_start().starts_with("async")
+    });
+    (format!("{head}{rest}{GUARD}"), is_async.then_some(ASYNC))
+}
+
+/// Where a line starts with `way`, and the name at its end goes no further.
+fn exported(policy: &str, way: &str) -> Option<usize> {
+    let starts = |at: usize| at == 0 || policy[..at].ends_with('\n');
+    let ends =
+        |at: usize| policy[at + way.len()..].starts_with(|c: char| c == '(' || c == '=' || c.is_whitespace());
+    policy.match_indices(way).map(|(at, _)| at).find(|at| starts(*at) && ends(*at))
 }
 
 /// The policy with its import of the helpers turned into a use of them.
 fn bind(policy: &str) -> Result<String> {
     let (mut out, mut rest) = (String::new(), policy);
-    while let Some(at) = [format!("\"{HELPERS}\""), format!("'{HELPERS}'")].iter().find_map(|m| rest.find(m))
-    {
-        let before = &rest[..at];
-        let start = before.rfind("import").filter(|start| *start == 0 || before[..*start].ends_with('\n'));
+    let quoted = [format!("\"{HELPERS}\""), format!("'{HELPERS}'")];
+    while let Some(at) = quoted.iter().filter_map(|name| rest.find(name)).min() {
+        let (before, after) = (&rest[..at], at + quoted[0].len());
+        if !is_module(before) {
+            // The name in other text.
+            out += &rest[..after];
+            rest = &rest[after..];
+            continue;
+        }
+        let starts = |start: &usize| *start == 0 || before[..*start].ends_with('\n');
+        let start = before.rmatch_indices("import").map(|(start, _)| start).find(starts);
         let clause = start.and_then(|start| before[start + 6..].trim().strip_suffix("from")).map(str::trim);
+        // With a quote or an end in between, the import is of another module.
+        let clause = clause.filter(|clause| !clause.contains(['"', '\'', ';']));
         let (Some(start), Some(clause)) = (start, clause) else {
             bail!("expected `import {{ … }} from \"{HELPERS}\";` at the start of a line");
         };
@@ -70,9 +107,20 @@ fn bind(policy: &str) -> Result<String> {
         };
         out += &rest[..start];
         out += &format!("const {taken} = $forkpoint");
-        rest = &rest[at + HELPERS.len() + 2..];
+        rest = &rest[after..];
     }
     Ok(out + rest)
+}
+
+/// Whether what follows is the name of a module: after `from`, `import` or a call of `require`, outside a comment.
+fn is_module(before: &str) -> bool {
+    let line = before.rsplit('\n').next().unwrap_or_default().trim_start();
+    let loads = ["from", "import", "import(", "require("];
+    let before = before.trim_end();
+    let word = |c: char| c.is_alphanumeric() || "_$.".contains(c);
+    let is_load = |load: &&str| before.strip_suffix(*load).is_some_and(|rest| !rest.ends_with(word));
+    !["//", "/*", "*"].iter().any(|comment| line.starts_with(comment))
+        && loads.iter().any(|load| is_load(&load))
 }
 
 #[cfg(test)]
@@ -82,13 +130,14 @@ mod tests {
     const HELPER: &str = "import { decide as ask } from \"forkpoint:policy/engine@0.1.0\";\n\
         /** Has no opinion. */\nexport const next = (reason) => reason;\nexport const reply =\n  (text) => text;\n";
 
+    fn module(policy: &str) -> String {
+        link(HELPER, policy).unwrap().module
+    }
+
     #[test]
     fn helpers_stand_before_the_policy_and_keep_their_names() {
-        let linked = link(
-            HELPER,
-            "// Head.\nimport { next as pass, reply } from \"forkpoint-policy\";\nconst next = 1;\n",
-        )
-        .unwrap();
+        let linked =
+            module("// Head.\nimport { next as pass, reply } from \"forkpoint-policy\";\nconst next = 1;\n");
         assert!(linked.starts_with("import { decide as ask } from"), "{linked}");
         assert!(
             linked.contains("const reply =\n  (text) => text;\nreturn { next, reply };\n})();"),
@@ -102,24 +151,93 @@ mod tests {
 
     #[test]
     fn imports_may_span_lines_and_name_the_whole() {
-        let linked = link(HELPER, "import {\n  next,\n  reply,\n} from 'forkpoint-policy';\n").unwrap();
+        let linked = module("import {\n  next,\n  reply,\n} from 'forkpoint-policy';\n");
         assert!(linked.ends_with("const {\n  next,\n  reply,\n} = $forkpoint;\n"), "{linked}");
-        let linked = link(HELPER, "import * as fp from \"forkpoint-policy\";\n").unwrap();
+        let linked = module("import * as fp from \"forkpoint-policy\";\n");
         assert!(linked.ends_with("const fp = $forkpoint;\n"), "{linked}");
-        assert!(link(HELPER, "const other = 1;\n").unwrap().ends_with("const other = 1;\n"));
+        assert!(module("const other = 1;\n").ends_with("const other = 1;\n"));
+        let linked =
+            module("import { next } from 'forkpoint-policy';\nimport { reply } from \"forkpoint-policy\";\n");
+        assert!(
+            linked.ends_with("const { next } = $forkpoint;\nconst { reply } = $forkpoint;\n"),
+            "{linked}"
+        );
+        let linked = module("import { imported } from \"forkpoint-policy\";\n");
+        assert!(linked.ends_with("const { imported } = $forkpoint;\n"), "{linked}");
+    }
+
+    #[test]
+    fn the_module_s_name_in_other_text_stays() {
+        let import = "import { next } from \"forkpoint-policy\";\n";
+        for other in [
+            "// The helpers of \"forkpoint-policy\".\n",
+            "// Taken from \"forkpoint-policy\".\n",
+            "const name = 'forkpoint-policy';\n",
+            "log(\"info\", \"forkpoint-policy\");\n",
+            "const kept = upfrom + \"forkpoint-policy\";\n",
+        ] {
+            for linked in [module(&format!("{other}{import}")), module(&format!("{import}{other}"))] {
+                assert!(
+                    linked.contains(other) && linked.contains("const { next } = $forkpoint;\n"),
+                    "{linked}"
+                );
+            }
+        }
     }
 
     #[test]
     fn the_policy_s_route_is_exported_under_guard() {
-        let linked = link(HELPER, "const a = 1;\nexport function route(request) {}\n").unwrap();
-        assert!(linked.contains("\nfunction route(request) {}\n") && linked.ends_with(GUARD), "{linked}");
-        let other = link(HELPER, "function f() {}\nexport { f as route };\n").unwrap();
+        for (exported, kept) in [
+            ("export function route(request) {}", "function route(request) {}"),
+            ("export function route (request) {}", "function route (request) {}"),
+            ("export const route = (request) => 1;", "const route = (request) => 1;"),
+            ("export const route=(request) => 1;", "const route=(request) => 1;"),
+        ] {
+            let linked = link(HELPER, &format!("const a = 1;\n{exported}\n")).unwrap();
+            let module = linked.module;
+            assert!(module.contains(&format!("\n{kept}\n")) && module.ends_with(GUARD), "{module}");
+            assert_eq!(linked.warning, None, "{exported}");
+        }
+    }
+
+    #[test]
+    fn a_longer_name_is_not_taken_for_route() {
+        let longer = "export function routeByTools(request) {}\nexport const routes = [];\n";
+        let linked = link(HELPER, &format!("{longer}export function route(request) {{}}\n")).unwrap();
+        assert!(
+            linked.module.contains(&format!("{longer}function route(request) {{}}\n")),
+            "{}",
+            linked.module
+        );
+        let none = link(HELPER, longer).unwrap();
+        assert!(none.module.ends_with(longer), "{}", none.module);
+        assert_eq!(none.warning, Some(UNGUARDED));
+    }
+
+    #[test]
+    fn a_route_that_no_guard_can_help_is_warned_of() {
+        for (policy, warning) in [
+            ("function f() {}\nexport { f as route };\n", UNGUARDED),
+            ("export async function route(request) {}\n", ASYNC),
+            ("const a = 1;\nexport const route = async (request) => 1;\n", ASYNC),
+        ] {
+            assert_eq!(link(HELPER, policy).unwrap().warning, Some(warning), "{policy}");
+        }
+        let other = module("function f() {}\nexport { f as route };\n");
         assert!(other.ends_with("function f() {}\nexport { f as route };\n"), "{other}");
+        let inner = "export const route = (request) => later(async () => 1);\n";
+        assert_eq!(link(HELPER, inner).unwrap().warning, None);
     }
 
     #[test]
     fn what_cannot_be_linked_is_refused() {
-        for wrong in ["import fp from \"forkpoint-policy\";", "const fp = require(\"forkpoint-policy\");"] {
+        for wrong in [
+            "import fp from \"forkpoint-policy\";",
+            "const fp = require(\"forkpoint-policy\");",
+            "import \"forkpoint-policy\";",
+            "export { next } from \"forkpoint-policy\";",
+            "import { a } from \"other\";\nexport { next } from \"forkpoint-policy\";",
+        ] {
             assert!(link(HELPER, wrong).is_err(), "{wrong}");
         }
     }
