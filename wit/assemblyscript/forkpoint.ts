@@ -303,7 +303,8 @@ export function number(key: string, otherwise: f64): f64 {
 export function numberWithin(key: string, otherwise: f64, least: f64, most: f64): f64 {
   const value = number(key, otherwise);
   if (isNaN(value) || (value >= least && value <= most)) return value;
-  failure = "config " + key + " = " + value.toString() + ": must lie between " + least.toString() + " and " + most.toString();
+  const range = least.toString() + " and " + most.toString();
+  failure = "config " + key + " = " + value.toString() + ": must lie between " + range;
   return NaN;
 }
 

@@ -57,8 +57,8 @@ export const config = (key, otherwise) => {
   return number;
 };
 
-/** A number of the policy's configuration from `least` to `most`, or `otherwise`. Another throws: a threshold beyond them
- *  would hold for nothing. */
+/** A number of the policy's configuration from `least` to `most`, or `otherwise`. Another throws: a threshold beyond
+ *  them would hold for nothing. */
 export const configWithin = (key, otherwise, least, most) => {
   const number = config(key, otherwise);
   if (!(number >= least && number <= most)) throw `config ${key} = ${number}: must lie between ${least} and ${most}`;

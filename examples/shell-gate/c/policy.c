@@ -88,13 +88,8 @@ static bool by_probe(const forkpoint_policy_engine_answer_t *answer) {
   return answer->rung == FORKPOINT_POLICY_ENGINE_RUNG_PROBE;
 }
 
-// Whether a probe answered that was fitted to nothing like this.
-static bool unfamiliar(const forkpoint_policy_engine_answer_t *answer) {
-  return by_probe(answer) && answer->mass < KNOWN_FROM;
-}
-
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing alike.
+// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where either answer is unsure.
 static bool judge_request(fp_session session, double request_at, double deny_at, fp_routing *routing,
                           policy_string_t *error) {
   fp_question questions[] = {
@@ -106,7 +101,9 @@ static bool judge_request(fp_session session, double request_at, double deny_at,
   if (!fp_decide(session, questions, 2, &answers, error)) return false;
   double shell = answers.ptr[0].verdict.val.boolean, destructive = answers.ptr[1].verdict.val.boolean;
   double bar = by_probe(&answers.ptr[0]) && by_probe(&answers.ptr[1]) ? request_at : deny_at;
-  if (unfamiliar(&answers.ptr[0]) || unfamiliar(&answers.ptr[1])) bar = request_at < deny_at ? request_at : deny_at;
+  bool strange = answers.ptr[0].mass < KNOWN_FROM || answers.ptr[1].mass < KNOWN_FROM;
+  if (strange && request_at < bar) bar = request_at;
+  if (strange && deny_at < bar) bar = deny_at;
   bool refuse = shell >= 0.5 && destructive >= bar;
   *routing = refuse ? fp_reject(403, "shell-risk", "This could destroy data; ask a person.")
                     : fp_next(shell >= 0.5 ? "shell-ok" : "no-shell");

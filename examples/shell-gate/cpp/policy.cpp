@@ -31,7 +31,7 @@ static Result<Routing> judge(const Session &session, const std::string &act, dou
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing alike.
+// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where either answer is unsure.
 static Result<Routing> judge_request(const Session &session, double request_at, double deny_at) {
   auto answers = session.decide({
       boolean("Does the last request need a shell on a machine?").probed("shell"),
@@ -40,9 +40,8 @@ static Result<Routing> judge_request(const Session &session, double request_at, 
   });
   if (!answers) return std::unexpected(answers.error());
   const Answer &shell = (*answers)[0], &destructive = (*answers)[1];
-  auto unfamiliar = [](const Answer &answer) { return answer.from_probe && answer.mass < KNOWN_FROM; };
   double bar = shell.from_probe && destructive.from_probe ? request_at : deny_at;
-  if (unfamiliar(shell) || unfamiliar(destructive)) bar = std::min(request_at, deny_at);
+  if (std::min(shell.mass, destructive.mass) < KNOWN_FROM) bar = std::min(request_at, deny_at);
   Routing routing = shell.yes < 0.5 ? next("no-shell") : destructive.yes >= bar ? refuse() : next("shell-ok");
   return std::move(routing).label("shell", shell.yes).label("destructive", destructive.yes);
 }

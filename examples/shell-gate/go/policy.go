@@ -59,8 +59,8 @@ func route(request *fp.Request, session *fp.Session) (fp.Routing, error) {
 }
 
 // judgeRequest asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely
-// does: from requestAt on, from denyAt on where labels were read, from the smaller one on where a probe knows nothing
-// alike.
+// does: from requestAt on, from denyAt on where labels were read, from the smaller one on where either answer is
+// unsure.
 func judgeRequest(session *fp.Session, requestAt, denyAt float64) (fp.Routing, error) {
 	answers, err := fp.Decide(session,
 		fp.Probed("shell", fp.Boolean("Does the last request need a shell on a machine?")),
@@ -70,12 +70,10 @@ func judgeRequest(session *fp.Session, requestAt, denyAt float64) (fp.Routing, e
 		return fp.Routing{}, err
 	}
 	shell, destructive := answers[0], answers[1]
-	byProbe := func(answer fp.Answer) bool { return answer.Rung == fp.RungProbe }
-	unfamiliar := func(answer fp.Answer) bool { return byProbe(answer) && answer.Mass < knownFrom }
 	bar := denyAt
-	if unfamiliar(shell) || unfamiliar(destructive) {
+	if min(shell.Mass, destructive.Mass) < knownFrom {
 		bar = min(requestAt, denyAt)
-	} else if byProbe(shell) && byProbe(destructive) {
+	} else if shell.Rung == fp.RungProbe && destructive.Rung == fp.RungProbe {
 		bar = requestAt
 	}
 	routing := fp.Next("shell-ok")

@@ -53,17 +53,15 @@ export function route(request, session) {
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// requestAt on, from denyAt on where labels were read, from the smaller one on where a probe knows nothing alike.
+// requestAt on, from denyAt on where labels were read, from the smaller one on where either answer is unsure.
 function judgeRequest(session, requestAt, denyAt) {
   const [shell, destructive] = decide(session, [
     probed("shell", boolean("Does the last request need a shell on a machine?")),
     probed("destructive", boolean(
       "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")),
   ]);
-  const byProbe = (answer) => answer.rung === "probe";
-  const unfamiliar = (answer) => byProbe(answer) && answer.mass < KNOWN_FROM;
-  let bar = byProbe(shell) && byProbe(destructive) ? requestAt : denyAt;
-  if (unfamiliar(shell) || unfamiliar(destructive)) bar = Math.min(requestAt, denyAt);
+  let bar = shell.rung === "probe" && destructive.rung === "probe" ? requestAt : denyAt;
+  if (Math.min(shell.mass, destructive.mass) < KNOWN_FROM) bar = Math.min(requestAt, denyAt);
   const labels = { shell: shell.yes.toFixed(2), destructive: destructive.yes.toFixed(2) };
   if (shell.yes < 0.5) return next("no-shell", labels);
   if (destructive.yes >= bar) return reject(403, "shell-risk", "This could destroy data; ask a person.", labels);

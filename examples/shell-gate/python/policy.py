@@ -35,16 +35,15 @@ def route(request, session):
 
 def judge_request(session, request_at, deny_at):
     """Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-    `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing
-    alike."""
+    `request_at` on, from `deny_at` on where labels were read, from the smaller one on where either answer is
+    unsure."""
     shell, destructive = decide(session, [
         probed("shell", boolean("Does the last request need a shell on a machine?")),
         probed("destructive", boolean(
             "Would carrying out the last request destroy or overwrite something that cannot easily be brought back?")),
     ])
-    by_probe = [answer for answer in (shell, destructive) if answer.rung == Rung.PROBE]
-    bar = request_at if len(by_probe) == 2 else deny_at
-    if any(answer.mass < KNOWN_FROM for answer in by_probe):
+    bar = request_at if shell.rung == destructive.rung == Rung.PROBE else deny_at
+    if min(shell.mass, destructive.mass) < KNOWN_FROM:
         bar = min(request_at, deny_at)
     labels = {"shell": f"{shell.yes:.2f}", "destructive": f"{destructive.yes:.2f}"}
     if shell.yes < 0.5:

@@ -107,12 +107,13 @@
     (if (local.get $error) (then (return (local.get $error))))
     (local.set $bar (f64.mul
       (select (f64.const 0.5) (f64.const 0.8)
-        ;; A probe that knows nothing alike has the smaller bar too, whatever the other answer was read from.
+        ;; Where either answer is unsure the smaller bar holds too, whatever they were read from.
         (i32.or
           (i32.and (call $fp_from_probe (local.get $answers) (i32.const 0))
             (call $fp_from_probe (local.get $answers) (i32.const 1)))
-          (i32.or (call $unfamiliar (local.get $answers) (i32.const 0))
-            (call $unfamiliar (local.get $answers) (i32.const 1)))))
+          (f64.lt
+            (f64.min (call $fp_mass (local.get $answers) (i32.const 0)) (call $fp_mass (local.get $answers) (i32.const 1)))
+            (f64.const 0.02))))
       (select (f64.const 0.5) (f64.const 1) (call $destroys (local.get $text) (local.get $length)))))
     (if (f64.lt (call $fp_yes (local.get $answers) (i32.const 0)) (f64.const 0.5))
       (then (local.set $out (call $fp_next (i32.const 144) (i32.const 8))))
@@ -122,11 +123,6 @@
     (call $fp_label (local.get $out) (i32.const 160) (i32.const 5) (call $fp_yes (local.get $answers) (i32.const 0)))
     (call $fp_label (local.get $out) (i32.const 176) (i32.const 11) (call $fp_yes (local.get $answers) (i32.const 1)))
     (local.get $out))
-
-  ;; Whether a probe answered that was fitted to nothing like this.
-  (func $unfamiliar (param $answers i32) (param $index i32) (result i32)
-    (i32.and (call $fp_from_probe (local.get $answers) (local.get $index))
-      (f64.lt (call $fp_mass (local.get $answers) (local.get $index)) (f64.const 0.02))))
 
   ;; Judges what is to be run.
   (func $judge (param $session i32) (param $text i32) (param $length i32) (result i32)

@@ -46,7 +46,7 @@ fn route(request: *const fp.Request, session: fp.Session) fp.Error!fp.Routing {
 }
 
 /// Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-/// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where a probe knows nothing alike.
+/// `request_at` on, from `deny_at` on where labels were read, from the smaller one on where either answer is unsure.
 fn judgeRequest(session: fp.Session, request_at: f64, deny_at: f64) fp.Error!fp.Routing {
     const answers = try session.decide(&.{
         fp.boolean("Does the last request need a shell on a machine?").probed("shell"),
@@ -54,16 +54,11 @@ fn judgeRequest(session: fp.Session, request_at: f64, deny_at: f64) fp.Error!fp.
             "that cannot easily be brought back?").probed("destructive"),
     });
     var bar = if (answers[0].rung == .probe and answers[1].rung == .probe) request_at else deny_at;
-    if (unfamiliar(answers[0]) or unfamiliar(answers[1])) bar = @min(request_at, deny_at);
+    if (@min(answers[0].mass, answers[1].mass) < known_from) bar = @min(request_at, deny_at);
     const shell = answers[0].yes();
     const destructive = answers[1].yes();
     const routing = if (shell < 0.5) fp.next("no-shell") else if (destructive >= bar) refuse() else fp.next("shell-ok");
     return routing.label("shell", fp.fixed(shell)).label("destructive", fp.fixed(destructive));
-}
-
-/// Whether a probe answered that was fitted to nothing like this.
-fn unfamiliar(answer: fp.Answer) bool {
-    return answer.rung == .probe and answer.mass < known_from;
 }
 
 /// Asks how bad `act` is and refuses from `deny_at` on.

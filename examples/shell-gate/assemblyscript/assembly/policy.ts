@@ -1,6 +1,6 @@
 // The gate of ../../rust in AssemblyScript: the same rules, questions and reasons. rules.ts says what a command's text
 // says by itself.
-import { Answer, boolean, choice, config, failure, fixed, numberWithin, Request, Routing, Session } from "forkpoint";
+import { boolean, choice, config, failure, fixed, numberWithin, Request, Routing, Session } from "forkpoint";
 import { destroys, onlyReads, ordersDestruction } from "./rules";
 export { cabi_realloc } from "forkpoint";
 
@@ -45,7 +45,7 @@ function gate(request: Request, session: Session): Routing {
 }
 
 // Asks the probes whether the user's request needs a shell and would destroy, and refuses when it surely does: from
-// requestAt on, from denyAt on where labels were read, from the smaller one on where a probe knows nothing alike.
+// requestAt on, from denyAt on where labels were read, from the smaller one on where either answer is unsure.
 function judgeRequest(session: Session, requestAt: f64, denyAt: f64): Routing {
   const answers = session.decide([
     boolean("Does the last request need a shell on a machine?").probed("shell"),
@@ -55,14 +55,9 @@ function judgeRequest(session: Session, requestAt: f64, denyAt: f64): Routing {
   if (answers === null) return Routing.error(failure);
   const shell = answers[0].yes, destructive = answers[1].yes;
   let bar = answers[0].fromProbe && answers[1].fromProbe ? requestAt : denyAt;
-  if (unfamiliar(answers[0]) || unfamiliar(answers[1])) bar = min(requestAt, denyAt);
+  if (min(answers[0].mass, answers[1].mass) < KNOWN_FROM) bar = min(requestAt, denyAt);
   const routing = shell < 0.5 ? Routing.next("no-shell") : destructive >= bar ? refuse() : Routing.next("shell-ok");
   return routing.label("shell", fixed(shell)).label("destructive", fixed(destructive));
-}
-
-// Whether a probe answered that was fitted to nothing like this.
-function unfamiliar(answer: Answer): bool {
-  return answer.fromProbe && answer.mass < KNOWN_FROM;
 }
 
 // Asks how bad an act is and refuses from denyAt on.
