@@ -179,7 +179,7 @@ impl Shared {
         let settings = self.options.settings_of(name, source.manifest.as_ref());
         if !settings.refused.is_empty() {
             let refused = settings.refused.join("; ");
-            tracing::warn!(target: "policy", policy = name, "asks for more than it is granted: {refused}");
+            tracing::debug!(target: "policy", policy = name, "asks for more than it is granted: {refused}");
         }
         Ok(settings)
     }

@@ -158,7 +158,13 @@ pub(super) fn version(policy: &PolicyStatus) -> &str {
 /// A policy in one line, for the operator.
 pub(super) fn describe_policy(policy: &PolicyStatus) -> String {
     if is_served(policy) {
-        format!("{} {}", policy.name, version(policy))
+        let refused = &policy.capabilities.refused;
+        let refused = if refused.is_empty() {
+            String::new()
+        } else {
+            format!(" (not granted: {})", refused.join(", "))
+        };
+        format!("{} {}{refused}", policy.name, version(policy))
     } else {
         let why = policy
             .last_error

@@ -175,7 +175,10 @@ async fn the_bundled_policies_are_served_and_answer() {
             fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
         }
     }
-    let bench = Bench::over(dir, |options| options.upstreams = ["strong", "fast", "flagship", "canary"].map(str::to_owned).into()).await;
+    let bench = Bench::over(dir, |options| {
+        options.upstreams = ["strong", "fast", "flagship", "canary"].map(str::to_owned).into()
+    })
+    .await;
     let policies = bench.policies.list();
     assert!(policies.iter().any(|policy| policy.name == "auto"), "{policies:?}");
     for policy in policies {

@@ -81,6 +81,8 @@ fn c(job: &Job<'_>, extension: &str) -> Result<Vec<u8>> {
         zig.args(["c++", "-std=c++23", "-fno-exceptions", "-fno-rtti"]);
     }
     zig.args(["-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-Wall", "-Wl,--strip-all"]);
+    // As much as Rust's; Zig's own 16 MiB would be counted as the policy's memory.
+    zig.arg("-Wl,-z,stack-size=1048576");
     zig.arg(include(&bindings)).arg(include(&job.wit.join("c"))).arg(include(&job.wit.join("cpp")));
     zig.args(job.flags).args(sources(job.dir, extension)?).arg(object);
     // Carries the contract.
