@@ -119,8 +119,7 @@ fn is_module(before: &str) -> bool {
     let before = before.trim_end();
     let word = |c: char| c.is_alphanumeric() || "_$.".contains(c);
     let is_load = |load: &&str| before.strip_suffix(*load).is_some_and(|rest| !rest.ends_with(word));
-    !["//", "/*", "*"].iter().any(|comment| line.starts_with(comment))
-        && loads.iter().any(|load| is_load(load))
+    !["//", "/*", "*"].iter().any(|comment| line.starts_with(comment)) && loads.iter().any(is_load)
 }
 
 #[cfg(test)]
