@@ -54,6 +54,12 @@ def test_from_nothing_to_a_policy_that_serves(tmp_path):
     server.stop()
 
 
+def test_a_check_says_how_good_its_probes_are():
+    said = forkpoint("policy", "check", GATE)
+    for probe in ("shell", "destructive"):
+        assert f"probe        {probe}: accuracy 0." in said, said
+
+
 def test_a_broken_component_is_told_what_to_do(tmp_path):
     (tmp_path / "p.wasm").write_bytes(b"\0asm\1\0\0\0")
     assert "core module" in forkpoint("policy", "check", tmp_path / "p.wasm", fails=True)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkpoint_engine::{Examples, Message, Role};
+use forkpoint_engine::{Examples, Message, Probe, Role};
 use serde_json::{Value, json};
 
 use super::{code_cache, pair, print, table};
@@ -72,6 +72,8 @@ impl CheckArgs {
 struct Report {
     faults: Vec<String>,
     warnings: Vec<String>,
+    /// How good each probe is that the sample call asked, where it is shipped fitted.
+    probes: Vec<String>,
 }
 
 impl Report {
@@ -96,6 +98,15 @@ impl Report {
         let mut probes: Vec<&String> = named.collect();
         probes.sort();
         probes.dedup();
+        let quality = probes.iter().filter_map(|probe| {
+            let fitted = std::fs::read_to_string(folder.join(format!("{probe}.probe.json"))).ok()?;
+            let quality = Probe::from_json(&fitted).ok()?.quality;
+            Some(format!(
+                "{probe}: accuracy {:.2}, ECE {:.3}, cross-validated",
+                quality.accuracy, quality.ece
+            ))
+        });
+        let quality = quality.collect();
         for probe in probes {
             let path = folder.join(format!("{probe}.jsonl"));
             match std::fs::read_to_string(&path) {
@@ -109,7 +120,7 @@ impl Report {
                 },
             }
         }
-        Self { faults, warnings }
+        Self { faults, warnings, probes: quality }
     }
 
     fn to_text(&self, bench: &Workbench, step: &Step) -> String {
@@ -142,6 +153,9 @@ impl Report {
                 used.calls
             ),
         );
+        for probe in &self.probes {
+            line("probe", probe.clone());
+        }
         for warning in &self.warnings {
             line("warning", warning.clone());
         }
@@ -161,6 +175,7 @@ impl Report {
             "capabilities": bench.settings().asked,
             "limits": bench.settings().limits,
             "sample": step,
+            "probes": self.probes,
             "warnings": self.warnings,
             "faults": self.faults,
         })
