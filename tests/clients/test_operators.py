@@ -143,6 +143,26 @@ def test_a_full_disk_is_survived_and_counted(tmp_path):
     assert all(record["v"] == 1 for record in records(journal)), "no half line"
 
 
+def test_a_store_works_again_once_the_disk_has_room(tmp_path):
+    def deaf():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    state = {"FORKPOINT_STATE": str(tmp_path / "state")}
+    server = Server(tmp_path, plugins=plugins(tmp_path), model=TINY, env=state, before=deaf)
+    assert call(server, "add:n\necho")[2] == "add 1"
+    none = (1, resource.RLIM_INFINITY)
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, none)
+    for _ in range(3):
+        status, _, text = call(server, "add:n\nget:n\necho")
+        assert status == 200 and "not stored" in text and 'get Some("1")' in text, text
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert call(server, "add:n\necho")[2] == "add 2"
+    server.stop()
+    server = Server(tmp_path, plugins=tmp_path / "plugins", model=TINY, env=state)
+    assert call(server, "add:n\necho")[2] == "add 3"
+    server.stop()
+
+
 def test_a_plugins_folder_that_goes_takes_nothing_away(tmp_path):
     config = '[server]\nadmin_keys_env = "ADMIN"\n'
     there = plugins(tmp_path)

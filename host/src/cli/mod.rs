@@ -127,7 +127,11 @@ fn start_log(format: LogFormat, usual: &str) -> Result<()> {
             .with_context(|| format!("FORKPOINT_LOG: {text:?} is not a log filter"))?,
         _ => EnvFilter::new(usual),
     };
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // A line that cannot be written, as to a full disk, would be told by a write that panics.
+        .log_internal_errors(false);
     let started = match format {
         LogFormat::Human => {
             subscriber.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init()

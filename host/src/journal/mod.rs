@@ -16,7 +16,7 @@ use tokio::sync::broadcast;
 
 use self::files::Files;
 pub(crate) use self::record::shorten;
-pub use self::record::{Kind, Outcome, Reason, Record, SessionRecord, Turn, UNFINISHED, VERSION};
+pub use self::record::{Kind, Outcome, Record, SessionRecord, Turn, UNFINISHED, VERSION};
 use crate::config::Bytes;
 
 /// Records that a new reader of the stream can be given.

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::files;
 use crate::date::timestamp;
 use crate::models::hex;
-use crate::policy::{FaultKind, PlanRecord, RouteRequest, Routed, SamplingOverrides, Step};
+use crate::policy::{PlanRecord, RouteRequest, Routed, SamplingOverrides, Step};
 
 /// The version of the format: a field that changes its meaning raises it, a new field does not.
 pub const VERSION: u32 = 1;
@@ -50,7 +50,7 @@ pub struct Record {
     pub policy: String,
     /// Its version: the first 12 digits of the component's SHA-256.
     pub version: String,
-    /// Why: the policy's own code, or one of [`Reason`].
+    /// Why: the policy's own code, or one of the server's own (docs/journal.md).
     pub reason: String,
     /// What was done; none where a shadow made no plan, or the request ended before there was one.
     pub plan: Option<PlanRecord>,
@@ -119,32 +119,6 @@ pub struct Outcome {
     pub left: bool,
     /// The error's code, where one was answered.
     pub error: Option<String>,
-}
-
-/// The reasons that are the host's own: a closed set. Every other reason is a policy's word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// A policy failed, in this way.
-    Fault(FaultKind),
-    /// Every policy of the chain passed on, or was in shadow.
-    ChainExhausted,
-    /// The policy gave no reason.
-    Unspecified,
-    /// The request ended before there was a plan.
-    Unfinished,
-}
-
-impl Reason {
-    /// The host's reason behind a word, if it is one.
-    #[must_use]
-    pub fn of(word: &str) -> Option<Self> {
-        match word {
-            crate::policy::CHAIN_EXHAUSTED => Some(Self::ChainExhausted),
-            crate::policy::UNSPECIFIED => Some(Self::Unspecified),
-            UNFINISHED => Some(Self::Unfinished),
-            _ => FaultKind::ALL.into_iter().find(|kind| kind.reason() == word).map(Self::Fault),
-        }
-    }
 }
 
 /// What was read of a journal.
@@ -357,13 +331,6 @@ mod tests {
         let read: Record = serde_json::from_str(&serde_json::to_string(&full).unwrap()).unwrap();
         assert_eq!(read, full);
         assert_eq!(read.request().messages, request().messages);
-    }
-
-    #[test]
-    fn the_hosts_reasons_are_a_closed_set() {
-        assert_eq!(Reason::of("policy-trap"), Some(Reason::Fault(FaultKind::Trap)));
-        assert_eq!(Reason::of("chain-exhausted"), Some(Reason::ChainExhausted));
-        assert_eq!(Reason::of("shell-risk"), None);
     }
 
     #[test]
