@@ -175,6 +175,8 @@ pub struct PluginsConfig {
     pub cache: Option<PathBuf>,
     /// Requests that may be inside policies at once.
     pub concurrency: u32,
+    /// Instances of policies that call themselves stateless that may be kept between calls; 0 keeps none.
+    pub warm_instances: u32,
     /// Milliseconds that a request waits for a place among them.
     pub queue_wait_ms: u64,
     /// Largest component file.
@@ -193,6 +195,7 @@ impl Default for PluginsConfig {
             dir: PathBuf::from("plugins"),
             cache: None,
             concurrency: 64,
+            warm_instances: 0,
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),
             probes: true,

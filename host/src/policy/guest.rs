@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forkpoint_engine::{Answer, Completion, EngineError, Message, Probe, Question, Sampling, Session, Usage};
-use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
+use wasmtime::component::Resource;
 
 use super::bindings::engine;
 use super::capabilities::Capabilities;
@@ -14,6 +14,7 @@ use super::fault::FaultKind;
 use super::limits::Limits;
 use super::offline::OfflineSession;
 use super::plan::RouteRequest;
+use super::sessions::{NoSession, Sessions};
 use super::settings::PolicySettings;
 use super::store::KeyValue;
 use super::trace::{Decision, Failure, FailureKind, Used};
@@ -141,8 +142,8 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl From<ResourceTableError> for Refusal {
-    fn from(error: ResourceTableError) -> Self {
+impl From<NoSession> for Refusal {
+    fn from(error: NoSession) -> Self {
         Self::Trap(error.into())
     }
 }
@@ -159,12 +160,12 @@ pub(super) fn budget<T>(message: String) -> Result<T, Refusal> {
 
 /// The data of a guest's store.
 pub(super) struct State {
-    pub(super) table: ResourceTable,
+    pub(super) sessions: Sessions,
     pub(super) clock: Arc<Clock>,
     pub(super) limits: Limits,
     pub(super) used: Used,
     pub(super) decisions: Vec<Decision>,
-    /// Where the request's session lies in the table; after a first change, where the fork of it lies.
+    /// The handle of the request's session; after a first change, of the fork of it.
     lent: Resource<Place>,
     /// The request's session, once the guest has changed what it was lent.
     original: Option<Place>,
@@ -202,11 +203,11 @@ impl State {
         place: Place,
     ) -> Self {
         let offline = matches!(place, Place::Offline(_));
-        let mut table = ResourceTable::new();
-        let lent = table.push(place).expect("a new table has room");
+        let mut sessions = Sessions::default();
+        let lent = sessions.push(place);
         let request = Asked { id: request.id.clone(), drafts: request.drafts.clone(), offline };
         Self {
-            table,
+            sessions,
             clock: Arc::default(),
             limits: settings.limits,
             used: Used::default(),
@@ -223,7 +224,20 @@ impl State {
         }
     }
 
-    /// The handle that the guest is given for the call. It owns it in name: what lies behind stays in the table.
+    /// What follows `self` in the same instance, whose memory is as large as the last call left it.
+    pub(super) fn followed_by(&self, mut next: Self) -> Self {
+        let mut sessions = self.sessions.after();
+        if let Ok(place) = next.sessions.take(&next.lent) {
+            next.lent = sessions.push(place);
+        }
+        next.sessions = sessions;
+        next.memories = self.memories;
+        next.used.memory = self.memories as u64;
+        next.used.warm = 1;
+        next
+    }
+
+    /// The handle that the guest is given for the call. It owns it in name: what lies behind stays here.
     pub(super) fn lend(&self) -> Resource<Place> {
         Resource::new_own(self.lent.rep())
     }
@@ -233,7 +247,7 @@ impl State {
         if owned.rep() == self.lent.rep() {
             return Ok(None);
         }
-        Ok(Some(self.table.delete(owned)?))
+        Ok(Some(self.sessions.take(&owned)?))
     }
 
     /// Drops a session that the guest is done with. The request's own is kept: it outlives the call.
@@ -242,12 +256,19 @@ impl State {
     }
 
     /// The request's session as it was lent, and the fork of it that the guest has changed, if it did.
-    pub(super) fn give_back(mut self) -> (Place, Option<Place>) {
-        let lent = self.table.delete(self.lent).expect("neither `take` nor `discard` removes what is lent");
+    /// All others end.
+    pub(super) fn give_back(&mut self) -> (Place, Option<Place>) {
+        let lent = self.sessions.take(&self.lent).expect("neither `take` nor `discard` removes what is lent");
+        self.sessions = self.sessions.after();
         match self.original.take() {
             None => (lent, None),
             Some(original) => (original, Some(lent)),
         }
+    }
+
+    /// Whether the instance may be called again: one that leaks must not run out of memory in the middle of a request.
+    pub(super) fn is_lean(&self) -> bool {
+        self.memories <= self.limits.memory() / 2
     }
 
     /// What was used, with the times as they stand now.
@@ -274,11 +295,11 @@ impl State {
     /// place.
     pub(super) async fn writable(&mut self, on: &Resource<Place>) -> Result<&mut Place, Refusal> {
         if on.rep() == self.lent.rep() && self.original.is_none() {
-            let place = self.table.get_mut(on)?;
+            let place = self.sessions.get_mut(on)?;
             let fork = place.fork().await?;
             self.original = Some(std::mem::replace(place, fork));
         }
-        Ok(self.table.get_mut(on)?)
+        Ok(self.sessions.get_mut(on)?)
     }
 
     /// Refuses what must cost more tokens than are left.
@@ -330,12 +351,14 @@ impl State {
         // Also those that a probe is to answer: where the session cannot be read, labels are.
         self.check_tokens(questions.iter().map(convert::question_bytes).sum())?;
         self.used.decisions += more;
-        let place = self.table.get_mut(on)?;
+        let place = self.sessions.get_mut(on)?;
+        let held = place.usage().tokens;
         let before = place.usage().decided;
         let answers = place.decide(&questions, names, &probes).await;
         let decided = u64::from(place.usage().decided.saturating_sub(before));
         self.used.decided_tokens += decided;
         let answers = answers?;
+        self.used.reused_tokens += u64::from(held);
         for (entry, answer) in entries.iter().zip(&answers) {
             if let Some(entry) = entry {
                 entry.count(answer.rung);

@@ -93,9 +93,9 @@ impl engine::HostSession for State {
         }
         self.used.forks += 1;
         let start = Instant::now();
-        let fork = self.table.get(&this)?.fork().await;
+        let fork = self.sessions.get(&this)?.fork().await;
         self.waited += start.elapsed();
-        Ok(self.table.push(fork?)?)
+        Ok(self.sessions.push(fork?))
     }
 
     async fn append(&mut self, this: Resource<Place>, messages: Vec<types::Message>) -> Result<u32, Refusal> {
@@ -114,7 +114,7 @@ impl engine::HostSession for State {
 
     async fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
         let _outside = self.enter()?;
-        let usage = self.table.get(&this)?.usage();
+        let usage = self.sessions.get(&this)?.usage();
         Ok(engine::Usage { tokens: usage.tokens, reused: usage.reused, computed: usage.computed })
     }
 

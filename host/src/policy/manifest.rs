@@ -56,6 +56,9 @@ pub struct Manifest {
     pub shadow: Option<Share>,
     /// How a new version of the component takes over from the one before.
     pub canary: Option<Canary>,
+    /// The policy keeps nothing of a call in its memory that changes what another leads to: an instance may be called
+    /// again, where the operator keeps any (`plugins.warm_instances`).
+    pub stateless: bool,
     /// Capabilities asked for; without the table, all that are granted.
     #[serde(deserialize_with = "capabilities")]
     pub capabilities: Option<Capabilities>,
@@ -302,6 +305,7 @@ mod tests {
             fallback = "next"
             shadow = 0.25
             canary = { share = 0.1, rollback_at = 0.05, promote_after = 500 }
+            stateless = true
             [capabilities]
             store = true
             [limits]
@@ -317,7 +321,7 @@ mod tests {
         assert_eq!(manifest.fallback, Some(Fallback::Next));
         assert_eq!(manifest.shadow.unwrap().get(), 0.25);
         assert_eq!(manifest.canary.unwrap().promote_after, Some(500));
-        assert!(manifest.capabilities.unwrap().store);
+        assert!(manifest.stateless && manifest.capabilities.unwrap().store);
         let config: Vec<_> = manifest.config.values().map(String::as_str).collect();
         assert_eq!(config, ["3", "true", "0.5", "a"]);
         assert_eq!(Manifest::parse("").unwrap(), Manifest::default());
@@ -335,6 +339,7 @@ mod tests {
             ("sha256 = 'abc'", (1, 10), "64 hexadecimal digits"),
             ("description = \"a\\nb\"", (1, 15), "one line"),
             ("[config]\nlist = [1]", (2, 8), "a string, a number or a boolean"),
+            ("stateless = 1", (1, 13), "boolean"),
             ("canary = {}", (1, 10), "missing field `share`"),
             ("[capabilities]\nroutes = ['a']", (1, 1), "above the tables"),
             ("signature = 'x'", (1, 1), "unknown field"),

@@ -27,12 +27,14 @@ mod publish;
 mod registry;
 mod run;
 mod runtime;
+mod sessions;
 mod settings;
 mod standings;
 mod state_dir;
 mod status;
 mod store;
 mod trace;
+mod warm;
 mod watch;
 mod workbench;
 
@@ -120,7 +122,7 @@ impl Policies {
             return Err(StartError::Memory { policy, asked, most: MOST_MEMORY_MB });
         }
         let memory = Limits { memory_mb: asked.max(Limits::DEFAULT.memory_mb), ..Limits::DEFAULT }.memory();
-        let runtime = Runtime::new(options.concurrency, memory, false)?;
+        let runtime = Runtime::new(options.concurrency, options.warm_instances, memory, false)?;
         let state = options.state.as_deref().map(StateDir::open).transpose()?;
         let standings = Standings::new(state.map(Arc::new));
         let cache = options.cache.as_deref().and_then(|dir| match Cache::open(dir) {
@@ -164,13 +166,14 @@ impl Policies {
     /// Every policy that has a file, by name.
     #[must_use]
     pub fn list(&self) -> Vec<PolicyStatus> {
-        self.shared.registry.list()
+        let list = self.shared.registry.list();
+        list.into_iter().map(|status| self.shared.with_warm(status)).collect()
     }
 
     /// One policy, if it has a file.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<PolicyStatus> {
-        self.shared.registry.get(name)
+        self.shared.registry.get(name).map(|status| self.shared.with_warm(status))
     }
 
     /// The probe `policy/probe`.
@@ -320,10 +323,11 @@ impl Shared {
         (called, policy.settings.fallback)
     }
 
-    async fn run(&self, policy: &Published, request: &RouteRequest, place: Place) -> Called {
+    async fn run(&self, policy: &Arc<Published>, request: &RouteRequest, place: Place) -> Called {
         let patience = Patience { queue: self.options.queue_wait, wall: policy.settings.limits.wall() };
         let capabilities = &policy.settings.capabilities;
         let allowed = Allowed { names: Some(&self.options), capabilities, request };
+        let _running = policy.entry.running();
         let called = run::call(&self.runtime, policy, &allowed, place, patience).await;
         policy.entry.count(&called.step);
         if let Some(fault) = &called.step.fault {
@@ -331,6 +335,12 @@ impl Shared {
             tracing::warn!(target: "policy", policy = name, version, request, %fault, "no plan");
         }
         called
+    }
+
+    fn with_warm(&self, status: PolicyStatus) -> PolicyStatus {
+        let served = self.registry.current(&status.name);
+        let warm = served.map_or(0, |version| version.warm.count(&version) as u64);
+        PolicyStatus { warm, ..status }
     }
 
     /// Asks a policy apart from the request, on a fork of its session; the plan is only written down. Where too many

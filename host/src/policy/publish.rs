@@ -19,6 +19,7 @@ use super::registry::{self, Entry, Published};
 use super::run::{self, Patience};
 use super::settings::{Fallback, PolicySettings};
 use super::store::KeyValue;
+use super::warm::Kept;
 use super::watch::{Change, MANIFEST, PROBES};
 use super::{CANARY_WALL, Shared};
 
@@ -232,6 +233,7 @@ impl Shared {
             settings,
             probes,
             entry: entry.clone(),
+            warm: Kept::new(&self.runtime.warm),
         };
         self.try_out(&version).await?;
         Ok(Loaded::New(version))
@@ -245,10 +247,13 @@ impl Shared {
         let patience = Patience { queue: self.options.queue_wait, wall };
         let place = Place::Offline(canary::session());
         // It may do everything, and leaves nothing behind that requests see.
-        let settings =
-            PolicySettings { capabilities: Capabilities::all(), ..PolicySettings::clone(&version.settings) };
+        let settings = PolicySettings {
+            capabilities: Capabilities::all(),
+            stateless: false,
+            ..PolicySettings::clone(&version.settings)
+        };
         let entry = Entry::apart(settings.limits.store_bytes);
-        let apart = Published { entry, settings: Arc::new(settings), ..version.clone() };
+        let apart = Arc::new(Published { entry, settings: Arc::new(settings), ..version.clone() });
         let allowed = Allowed { names: None, capabilities: &apart.settings.capabilities, request: &request };
         let called = run::call(&self.runtime, &apart, &allowed, place, patience).await;
         match called.step.fault {

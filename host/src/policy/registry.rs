@@ -13,10 +13,12 @@ use super::fault::FaultKind;
 use super::guest::State;
 use super::loader::LoadError;
 use super::manifest::{Canary, Share};
+use super::run::Instance;
 use super::settings::{Fallback, PolicySettings};
 use super::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 use super::store::KeyValue;
 use super::trace::{PlanRecord, Step};
+use super::warm::Kept;
 use crate::probe::shelf::Probes;
 
 /// Digits of a hash that stand for a version.
@@ -40,6 +42,7 @@ pub(super) struct Published {
     /// What its questions may be answered by; none where probes are switched off.
     pub(super) probes: Option<Arc<Probes>>,
     pub(super) entry: Arc<Entry>,
+    pub(super) warm: Kept<Self, Instance>,
 }
 
 impl Published {
@@ -101,6 +104,8 @@ struct Slot {
 pub(super) struct Entry {
     pub(super) store: Arc<KeyValue>,
     calls: AtomicU64,
+    /// Calls under way, each on an instance of its own.
+    running: AtomicU64,
     plans: [AtomicU64; PLANS.len()],
     faults: [AtomicU64; FaultKind::ALL.len()],
     /// What a fault leads to, as last read; none until it was.
@@ -130,6 +135,7 @@ impl Entry {
         Self {
             store: Arc::new(store),
             calls: AtomicU64::new(0),
+            running: AtomicU64::new(0),
             plans: Default::default(),
             faults: Default::default(),
             fallback: Mutex::default(),
@@ -142,6 +148,12 @@ impl Entry {
     /// One that nothing is counted in for others, with a store of its own in memory.
     pub(super) fn apart(store_bytes: u64) -> Arc<Self> {
         Arc::new(Self::new(KeyValue::new(store_bytes)))
+    }
+
+    /// A call is under way while what this returns lives.
+    pub(super) fn running(&self) -> Running<'_> {
+        self.running.fetch_add(1, Relaxed);
+        Running(&self.running)
     }
 
     /// Counts a call.
@@ -173,6 +185,15 @@ impl Entry {
 
     fn load(&self) -> MutexGuard<'_, LoadState> {
         self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call under way.
+pub(super) struct Running<'a>(&'a AtomicU64);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -402,6 +423,8 @@ impl Registry {
             loads: load.published,
             last_error: load.last_error.clone(),
             calls: read(&entry.calls),
+            running: read(&entry.running),
+            warm: 0,
             plans: PLANS.iter().zip(&entry.plans).map(|(&name, count)| (name, read(count))).collect(),
             faults: FaultKind::ALL
                 .iter()

@@ -1,5 +1,6 @@
 //! One call of one policy: an instance, its bounds, and what came of it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wasmtime::{PoolConcurrencyLimitError, Store, Trap};
@@ -30,6 +31,17 @@ pub(super) struct Called {
     pub(super) step: Step,
 }
 
+/// Calls that an instance lasts for: what a guest leaks goes with it.
+const CALLS: u32 = 1000;
+
+/// An instance between two calls.
+pub(super) struct Instance {
+    store: Store<State>,
+    guest: Policy,
+    /// Calls behind it.
+    calls: u32,
+}
+
 /// How long a call may wait for its instance and run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
@@ -40,7 +52,7 @@ pub(super) struct Patience {
 /// Calls a policy. Never fails: a fault is in the step, and the session comes back whatever happens.
 pub(super) async fn call(
     runtime: &Runtime,
-    policy: &Published,
+    policy: &Arc<Published>,
     allowed: &Allowed<'_>,
     place: Place,
     patience: Patience,
@@ -64,13 +76,15 @@ pub(super) async fn call(
     };
 
     // Canary calls have places of their own: a busy server still takes up new versions.
-    let place_free = async {
-        match place {
-            Place::Offline(_) => Ok(None),
-            Place::Engine(_) => runtime.places.acquire().await.map(Some),
+    let free = match (&place, runtime.places.try_acquire()) {
+        (Place::Offline(_), _) => Ok(None),
+        (Place::Engine(_), Ok(permit)) => Ok(Some(permit)),
+        (Place::Engine(_), Err(_)) => {
+            let free = tokio::time::timeout(patience.queue, runtime.places.acquire()).await;
+            free.map_err(drop).and_then(|permit| permit.map(Some).map_err(drop))
         }
     };
-    let Ok(Ok(_permit)) = tokio::time::timeout(patience.queue, place_free).await else {
+    let Ok(_permit) = free else {
         let message = format!("no place in the pool for {} ms", patience.queue.as_millis());
         let step = failed(Fault::new(FaultKind::Busy, message), Vec::new(), Used::default());
         return Called { place, decided: None, step };
@@ -81,8 +95,17 @@ pub(super) async fn call(
     let state = State::new(policy.name.clone(), settings, held, allowed.request, place);
     let headers = policy.settings.visible(&allowed.request.headers);
     let request = request_out(allowed.request, headers);
-    let mut store = runtime.store(state);
-    let routed = match tokio::time::timeout(patience.wall, route(&mut store, policy, &request)).await {
+    let tenant = &allowed.request.tenant;
+    let keep = policy.settings.stateless && policy.warm.is_on();
+    let kept = if keep { policy.warm.take(policy, tenant) } else { None };
+    let (mut store, guest, calls) = match kept {
+        Some(Instance { mut store, guest, calls }) => {
+            runtime.renew(&mut store, state);
+            (store, Some(guest), calls + 1)
+        }
+        None => (runtime.store(state), None, 1),
+    };
+    let routed = match tokio::time::timeout(patience.wall, route(&mut store, guest, policy, &request)).await {
         Ok(routed) => routed,
         Err(_) => {
             let message = format!("took longer than {} ms (wall_ms)", patience.wall.as_millis());
@@ -90,11 +113,18 @@ pub(super) async fn call(
         }
     };
     let fuel = store.get_fuel().ok().map(|left| u64::MAX - left);
-    let mut state = store.into_data();
+    let state = store.data_mut();
     state.clock.pause();
-    let routed = routed.and_then(|routing| take_plan(&mut state, routing));
+    let (routed, guest) =
+        routed.map_or_else(|fault| (Err(fault), None), |(routing, guest)| (Ok(routing), Some(guest)));
+    let routed = routed.and_then(|routing| take_plan(state, routing));
     let (used, decisions) = (Used { fuel, ..state.used() }, std::mem::take(&mut state.decisions));
     let (place, changed) = state.give_back();
+    let keep = keep && calls < CALLS && state.is_lean();
+    match guest.filter(|_| keep) {
+        Some(guest) => policy.warm.put(policy, tenant, Instance { store, guest, calls }),
+        None => drop(store),
+    }
     let checked = routed.and_then(|(reason, mut decided)| {
         let record = PlanRecord::of(decided.plan.as_ref(), changed.is_some());
         if let Some(Plan::Generate(GeneratePlan { session: session @ None, .. })) = &mut decided.plan {
@@ -125,24 +155,28 @@ impl From<Unfit> for Fault {
     }
 }
 
-/// Instantiates and calls the guest.
+/// Calls the guest, which is instantiated first unless there is one.
 async fn route(
     store: &mut Store<State>,
+    guest: Option<Policy>,
     policy: &Published,
     request: &types::Request,
-) -> Result<dispatch::Routing, Fault> {
+) -> Result<(dispatch::Routing, Policy), Fault> {
     store.data().clock.resume();
-    let guest: Policy = policy
-        .pre
-        .instantiate_async(&mut *store)
-        .await
-        .map_err(|error| fault_of(&error, FaultKind::Instantiate))?;
+    let guest = match guest {
+        Some(guest) => guest,
+        None => {
+            let fresh = policy.pre.instantiate_async(&mut *store).await;
+            fresh.map_err(|error| fault_of(&error, FaultKind::Instantiate))?
+        }
+    };
     let session = store.data().lend();
     let routed = guest
         .call_route(&mut *store, request, session)
         .await
         .map_err(|error| fault_of(&error, FaultKind::Trap))?;
-    routed.map_err(|message| Fault::new(FaultKind::Error, first_line(&message)))
+    let routed = routed.map_err(|message| Fault::new(FaultKind::Error, first_line(&message)))?;
+    Ok((routed, guest))
 }
 
 /// Which fault an error of the runtime is; one that says nothing of itself is an `other`.

@@ -13,6 +13,9 @@ use wasmtime::{
 
 use super::bindings::Policy;
 use super::guest::{Halt, State};
+use super::registry::Published;
+use super::run::Instance;
+use super::warm::Warm;
 
 /// Elements of the largest table: languages that compile to WebAssembly with their runtime need tens of thousands.
 pub(super) const TABLE_ELEMENTS: usize = 40_000;
@@ -82,19 +85,20 @@ pub(super) struct Runtime {
     pub(super) linker: Linker<State>,
     /// One permit for each instance of the pool.
     pub(super) places: Semaphore,
+    /// Instances of stateless policies.
+    pub(super) warm: Arc<Warm<Published, Instance>>,
     concurrency: u32,
     metered: bool,
     ticker: Ticker,
 }
 
 impl Runtime {
-    /// Sets up an engine for so many requests at once, whose guests have at most `memory` bytes each. A metered one
-    /// counts their instructions.
-    pub(super) fn new(concurrency: u32, memory: usize, metered: bool) -> Result<Self, StartError> {
-        let concurrency = concurrency.clamp(1, 1000);
-        let engine = match Engine::new(
-            config(Some(pool(concurrency + CANARIES, memory))).consume_fuel(metered),
-        ) {
+    /// Sets up an engine for so many requests at once, whose guests have at most `memory` bytes each, and for so many
+    /// `warm` instances between them. A metered one counts the guests' instructions.
+    pub(super) fn new(concurrency: u32, warm: u32, memory: usize, metered: bool) -> Result<Self, StartError> {
+        let (concurrency, warm) = (concurrency.clamp(1, 1000), warm.min(1000));
+        let pool = pool(concurrency + CANARIES + warm, memory);
+        let engine = match Engine::new(config(Some(pool)).consume_fuel(metered)) {
             Ok(engine) => engine,
             Err(error) => {
                 tracing::warn!(
@@ -111,7 +115,8 @@ impl Runtime {
             .map_err(|error| StartError::Runtime(format!("{error:#}")))?;
         let ticker = Ticker::start(engine.clone())?;
         let places = Semaphore::new(concurrency as usize);
-        Ok(Self { engine, linker, places, concurrency, metered, ticker })
+        let warm = Arc::new(Warm::new(warm));
+        Ok(Self { engine, linker, places, warm, concurrency, metered, ticker })
     }
 
     /// A store for one call, bounded in memory and processor time.
@@ -119,10 +124,7 @@ impl Runtime {
         let mut store = Store::new(&self.engine, state);
         store.limiter(|state| state);
         store.set_hostcall_fuel(LIFTED);
-        if self.metered {
-            store.set_fuel(u64::MAX).expect("the engine is one that counts");
-        }
-        store.set_epoch_deadline(1);
+        self.wind_up(&mut store);
         store.epoch_deadline_callback(|context| {
             let state = context.data();
             if state.clock.pause() > state.limits.cpu() {
@@ -137,6 +139,20 @@ impl Runtime {
             Ok(UpdateDeadline::YieldCustom(1, Box::pin(turn)))
         });
         store
+    }
+
+    /// Makes the store of an earlier call ready for the next.
+    pub(super) fn renew(&self, store: &mut Store<State>, state: State) {
+        let next = store.data().followed_by(state);
+        *store.data_mut() = next;
+        self.wind_up(store);
+    }
+
+    fn wind_up(&self, store: &mut Store<State>) {
+        if self.metered {
+            store.set_fuel(u64::MAX).expect("the engine is one that counts");
+        }
+        store.set_epoch_deadline(1);
     }
 
     /// The epoch advances while what this returns lives.
@@ -197,8 +213,9 @@ fn pool(instances: u32, memory: usize) -> PoolingAllocationConfig {
         .max_unused_warm_slots(instances.min(16))
         // Linux 6.7 tells which pages were touched: they are reset in place, and the next call faults on none.
         .pagemap_scan(Enabled::Auto)
-        .linear_memory_keep_resident(256 << 10)
-        .table_keep_resident(16 << 10);
+        // As much as a call of the heaviest guests touches: componentize-py's some 1.5 MiB and all of its tables.
+        .linear_memory_keep_resident(4 << 20)
+        .table_keep_resident(512 << 10);
     pool
 }
 
@@ -277,7 +294,7 @@ mod tests {
 
     #[tokio::test]
     async fn guests_are_counted_while_they_run_and_a_stop_ends_the_ticking() {
-        let runtime = Runtime::new(2, 64 << 20, false).unwrap();
+        let runtime = Runtime::new(2, 0, 64 << 20, false).unwrap();
         let shared = runtime.ticker.shared.clone();
         let guest = runtime.tick();
         assert_eq!(shared.running.load(Ordering::Acquire), 1);

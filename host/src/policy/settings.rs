@@ -30,6 +30,8 @@ pub struct PolicyOptions {
     pub ceiling: Limits,
     /// Requests that may be inside policies at once: the size of the instance pool.
     pub concurrency: u32,
+    /// Instances of stateless policies that may be kept between calls; 0 keeps none.
+    pub warm_instances: u32,
     /// How long a request waits for a place among them before it is [`FaultKind::Busy`](super::FaultKind::Busy).
     pub queue_wait: Duration,
     /// Largest component file, in bytes.
@@ -63,6 +65,7 @@ impl PolicyOptions {
             defaults: PolicyRules::default(),
             ceiling: Limits::CEILING,
             concurrency: 64,
+            warm_instances: 0,
             queue_wait: Duration::from_secs(2),
             max_file: 64 << 20,
             upstreams: BTreeSet::new(),
@@ -115,6 +118,8 @@ pub struct PolicySettings {
     pub shadow: Option<Share>,
     /// How a new version takes over.
     pub canary: Option<Canary>,
+    /// An instance may be called again, where the operator keeps any.
+    pub stateless: bool,
     /// What its manifest asks for and does not get, for people.
     pub refused: Vec<String>,
 }
@@ -161,6 +166,7 @@ impl PolicySettings {
             // No share at all is no shadow: the policy decides.
             shadow: own.shadow.or(manifest.shadow).or(usual.shadow).filter(|share| *share > Share::NONE),
             canary: own.canary.or(manifest.canary).or(usual.canary),
+            stateless: manifest.stateless,
             refused,
         }
     }

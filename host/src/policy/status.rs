@@ -63,6 +63,10 @@ pub struct PolicyStatus {
     pub plans: BTreeMap<&'static str, u64>,
     /// Of those, faults by their kind.
     pub faults: BTreeMap<&'static str, u64>,
+    /// Calls under way, each on an instance of its own.
+    pub running: u64,
+    /// Instances that are kept for calls to come.
+    pub warm: u64,
     /// Bytes of keys and values in its store.
     pub store_bytes: u64,
     /// What it does, as its manifest says.

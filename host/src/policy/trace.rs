@@ -26,11 +26,13 @@ impl Trace {
             sum.calls += used.calls;
             sum.decisions += used.decisions;
             sum.decided_tokens += used.decided_tokens;
+            sum.reused_tokens += used.reused_tokens;
             sum.generated_tokens += used.generated_tokens;
             sum.forks += used.forks;
             sum.log_lines += used.log_lines;
             sum.drafts += used.drafts;
             sum.store_calls += used.store_calls;
+            sum.warm += used.warm;
             sum.fuel = sum.fuel.or(used.fuel).map(|_| sum.fuel.unwrap_or(0) + used.fuel.unwrap_or(0));
         }
         sum
@@ -242,6 +244,9 @@ pub struct Used {
     pub decisions: u64,
     /// Tokens computed for questions and appended turns.
     pub decided_tokens: u64,
+    /// Tokens that the sessions held already on which questions were asked: what a service apart from the engine would
+    /// have computed again.
+    pub reused_tokens: u64,
     /// Tokens of drafts.
     pub generated_tokens: u64,
     /// Forks made.
@@ -252,6 +257,8 @@ pub struct Used {
     pub drafts: u64,
     /// Calls of the store.
     pub store_calls: u64,
+    /// 1 where an instance of an earlier call was used again, 0 where it was a fresh one.
+    pub warm: u64,
     /// Instructions of the guest, in wasmtime's unit, where they are counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fuel: Option<u64>,

@@ -22,6 +22,7 @@ use super::run::{self, Patience};
 use super::runtime::Runtime;
 use super::settings::{PolicyRules, PolicySettings, is_policy_name};
 use super::trace::Step;
+use super::warm::Kept;
 use super::watch::MANIFEST;
 
 /// Most bytes of a component's file.
@@ -36,6 +37,8 @@ pub struct WorkbenchOptions {
     pub cache: Option<PathBuf>,
     /// Count instructions, which makes calls slower.
     pub metered: bool,
+    /// Call one instance again and again, as the host does with one that is stateless.
+    pub warm: bool,
 }
 
 /// Why a component cannot be worked on.
@@ -53,7 +56,7 @@ pub enum WorkbenchError {
 /// A component, compiled and ready to be called.
 pub struct Workbench {
     runtime: Runtime,
-    version: Published,
+    version: Arc<Published>,
     imports: Vec<String>,
     compiled: Duration,
 }
@@ -73,15 +76,16 @@ impl Workbench {
             let message = format!("{name:?} cannot be a policy's name: 1 to 64 of a-z, 0-9, - and _");
             return Err(LoadError::new(LoadCode::Unreadable, message).into());
         }
-        let settings = all_granted(source.manifest.as_ref(), &options.config);
-        let runtime = Runtime::new(1, settings.limits.memory(), options.metered)?;
+        let granted = all_granted(source.manifest.as_ref(), &options.config);
+        let settings = PolicySettings { stateless: options.warm, ..granted };
+        let runtime = Runtime::new(1, u32::from(options.warm), settings.limits.memory(), options.metered)?;
         let cache = options.cache.as_deref().and_then(|dir| Cache::open(dir).ok());
         let start = Instant::now();
         let linked = loader::link(runtime.linker.clone(), cache.as_ref(), &source)?;
         let compiled = start.elapsed();
         check_contract(source.manifest.as_ref(), &linked.contract)?;
         let imports = linked.imports;
-        let version = Published {
+        let version = Arc::new(Published {
             name: name.into(),
             hash: source.hash,
             contract: linked.contract,
@@ -91,7 +95,8 @@ impl Workbench {
             probes: None,
             entry: Entry::apart(settings.limits.store_bytes),
             settings: Arc::new(settings),
-        };
+            warm: Kept::new(&runtime.warm),
+        });
         Ok(Self { runtime, version, imports, compiled })
     }
 
@@ -142,7 +147,8 @@ impl Workbench {
     /// # Errors
     /// When they do not fit.
     pub fn store(&mut self, values: &BTreeMap<String, String>) -> Result<(), String> {
-        self.version.entry = Entry::apart(self.version.settings.limits.store_bytes);
+        let entry = Entry::apart(self.version.settings.limits.store_bytes);
+        self.version = Arc::new(Published { entry, ..Published::clone(&self.version) });
         let now = SystemTime::now();
         for (key, value) in values {
             self.version.entry.store.set(key, value.clone().into_bytes(), None, now)?;

@@ -37,6 +37,8 @@ struct PolicyCounts {
     reasons: BTreeMap<String, u64>,
     decisions: u64,
     decided_tokens: u64,
+    reused_tokens: u64,
+    warm: u64,
     cpu_us: u64,
     host_us: u64,
 }
@@ -94,6 +96,8 @@ impl Metrics {
             *policy.reasons.entry(reason.to_owned()).or_default() += 1;
             policy.decisions += step.used.decisions;
             policy.decided_tokens += step.used.decided_tokens;
+            policy.reused_tokens += step.used.reused_tokens;
+            policy.warm += step.used.warm;
             policy.cpu_us += step.used.cpu_us;
             policy.host_us += step.used.host_us;
         }
@@ -167,6 +171,16 @@ impl Metrics {
         for (name, policy) in &counts.policies {
             text.line("forkpoint_policy_decided_tokens_total", &[("policy", name)], policy.decided_tokens);
         }
+        let help = "Tokens that the sessions held already on which policies asked.";
+        text.head("forkpoint_policy_reused_tokens_total", "counter", help);
+        for (name, policy) in &counts.policies {
+            text.line("forkpoint_policy_reused_tokens_total", &[("policy", name)], policy.reused_tokens);
+        }
+        let help = "Calls of policies that found a warm instance.";
+        text.head("forkpoint_policy_warm_calls_total", "counter", help);
+        for (name, policy) in &counts.policies {
+            text.line("forkpoint_policy_warm_calls_total", &[("policy", name)], policy.warm);
+        }
         text.head("forkpoint_policy_decisions_total", "counter", "Questions that policies asked.");
         for (name, policy) in &counts.policies {
             text.line("forkpoint_policy_decisions_total", &[("policy", name)], policy.decisions);
@@ -187,6 +201,13 @@ impl Metrics {
         for policy in policies {
             let labels = [("policy", policy.name.as_str()), ("version", super::catalog::version(policy))];
             text.line("forkpoint_policy_serving", &labels, u64::from(super::catalog::is_served(policy)));
+        }
+        let help = "Instances of policies that live: in a call, or kept warm for the next.";
+        text.head("forkpoint_policy_instances", "gauge", help);
+        for policy in policies {
+            let name = ("policy", policy.name.as_str());
+            text.line("forkpoint_policy_instances", &[name, ("state", "running")], policy.running);
+            text.line("forkpoint_policy_instances", &[name, ("state", "warm")], policy.warm);
         }
         text.head("forkpoint_policy_loads_total", "counter", "Versions of a policy that were published.");
         for policy in policies {

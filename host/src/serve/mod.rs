@@ -247,6 +247,7 @@ impl App {
             defaults: config.plugins.defaults.clone(),
             ceiling: Limits::CEILING.with(&config.plugins.ceiling),
             concurrency: config.plugins.concurrency,
+            warm_instances: config.plugins.warm_instances,
             queue_wait: Duration::from_millis(config.plugins.queue_wait_ms),
             max_file: config.plugins.max_file.0,
             upstreams: config.upstreams.keys().cloned().collect(),

@@ -35,7 +35,8 @@ pub(in crate::cli) struct CheckArgs {
 
 impl CheckArgs {
     pub(super) async fn run(self) -> Result<()> {
-        let options = WorkbenchOptions { config: table(&self.set), cache: code_cache(), metered: true };
+        let (config, cache) = (table(&self.set), code_cache());
+        let options = WorkbenchOptions { config, cache, metered: true, ..WorkbenchOptions::default() };
         let bench = Workbench::load(&self.component, &options)?;
         let request = match &self.request {
             Some(path) => {

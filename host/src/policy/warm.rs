@@ -1,0 +1,147 @@
+//! Instances that are kept from one call to the next, for policies that say of themselves that they are stateless.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Instances `I` of versions `V`, those used last at the end. One that served a tenant serves no other, and none
+/// outlives its version.
+pub(super) struct Warm<V, I> {
+    most: usize,
+    idle: Mutex<VecDeque<Idle<V, I>>>,
+}
+
+struct Idle<V, I> {
+    of: Weak<V>,
+    tenant: String,
+    instance: I,
+}
+
+impl<V, I> Warm<V, I> {
+    /// Keeps at most so many.
+    pub(super) fn new(most: u32) -> Self {
+        Self { most: most as usize, idle: Mutex::default() }
+    }
+
+    /// Whether any is ever kept.
+    pub(super) fn is_on(&self) -> bool {
+        self.most > 0
+    }
+
+    /// The one that served this tenant last, if there is one.
+    pub(super) fn take(&self, version: &Arc<V>, tenant: &str) -> Option<I> {
+        let mut idle = self.idle();
+        let index = idle.iter().rposition(|idle| idle.tenant == tenant && idle.is_of(version))?;
+        idle.remove(index).map(|idle| idle.instance)
+    }
+
+    /// Keeps an instance; where there are too many, the one that waited longest goes.
+    pub(super) fn put(&self, version: &Arc<V>, tenant: &str, instance: I) {
+        let mut gone = self.take_gone();
+        let mut idle = self.idle();
+        idle.push_back(Idle { of: Arc::downgrade(version), tenant: tenant.to_owned(), instance });
+        let extra = idle.len().saturating_sub(self.most);
+        gone.extend(idle.drain(..extra));
+        // An instance takes its time to end: not while others wait for the lock.
+        drop(idle);
+    }
+
+    /// How many are kept of a version.
+    pub(super) fn count(&self, version: &Arc<V>) -> usize {
+        self.idle().iter().filter(|idle| idle.is_of(version)).count()
+    }
+
+    fn take_gone(&self) -> Vec<Idle<V, I>> {
+        let mut idle = self.idle();
+        let (kept, gone) =
+            std::mem::take(&mut *idle).into_iter().partition(|idle| idle.of.strong_count() > 0);
+        *idle = kept;
+        Vec::from(gone)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, VecDeque<Idle<V, I>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A version's way to the instances that are kept of it; as a part of the version it ends with it, and they do too.
+pub(super) struct Kept<V, I>(Arc<Warm<V, I>>);
+
+impl<V, I> Kept<V, I> {
+    pub(super) fn new(warm: &Arc<Warm<V, I>>) -> Self {
+        Self(warm.clone())
+    }
+}
+
+impl<V, I> Clone for Kept<V, I> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<V, I> Deref for Kept<V, I> {
+    type Target = Warm<V, I>;
+
+    fn deref(&self) -> &Warm<V, I> {
+        &self.0
+    }
+}
+
+impl<V, I> Drop for Kept<V, I> {
+    fn drop(&mut self) {
+        drop(self.0.take_gone());
+    }
+}
+
+impl<V, I> Idle<V, I> {
+    fn is_of(&self, version: &Arc<V>) -> bool {
+        std::ptr::eq(self.of.as_ptr(), Arc::as_ptr(version))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_serves_its_version_and_tenant_alone() {
+        let warm = Warm::new(3);
+        let (old, new) = (Arc::new("old"), Arc::new("new"));
+        warm.put(&old, "a", 1);
+        warm.put(&old, "a", 2);
+        assert_eq!(warm.take(&new, "a"), None);
+        assert_eq!(warm.take(&old, "b"), None);
+        assert_eq!((warm.take(&old, "a"), warm.count(&old)), (Some(2), 1));
+        assert_eq!((warm.take(&old, "a"), warm.take(&old, "a")), (Some(1), None));
+    }
+
+    #[test]
+    fn the_one_that_waited_longest_makes_room() {
+        let warm = Warm::new(2);
+        let version = Arc::new(());
+        for instance in 1..=3 {
+            warm.put(&version, "a", instance);
+        }
+        assert_eq!(warm.count(&version), 2);
+        assert_eq!((warm.take(&version, "a"), warm.take(&version, "a")), (Some(3), Some(2)));
+        let off = Warm::new(0);
+        off.put(&version, "a", 1);
+        assert_eq!((off.is_on(), off.take(&version, "a")), (false, None));
+    }
+
+    #[test]
+    fn an_instance_goes_with_its_version() {
+        struct Version {
+            kept: Kept<Version, Arc<()>>,
+        }
+        let warm = Arc::new(Warm::new(2));
+        let version = || Arc::new(Version { kept: Kept::new(&warm) });
+        let (old, new) = (version(), version());
+        let instance = Arc::new(());
+        old.kept.put(&old, "a", instance.clone());
+        new.kept.put(&new, "a", Arc::default());
+        assert_eq!(Arc::strong_count(&instance), 2);
+        drop(old);
+        assert_eq!((Arc::strong_count(&instance), warm.count(&new)), (1, 1));
+    }
+}
