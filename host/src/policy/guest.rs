@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use forkpoint_engine::{Answer, Completion, EngineError, Message, Probe, Question, Sampling, Session, Usage};
 use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
 
-use super::bindings::engine;
 use super::capabilities::Capabilities;
 use super::clock::Clock;
+use super::contract::engine;
 use super::convert;
 use super::fault::FaultKind;
 use super::limits::Limits;

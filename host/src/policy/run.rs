@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use wasmtime::{PoolConcurrencyLimitError, Store, Trap};
 
-use super::bindings::{Policy, dispatch, types};
+use super::contract::{dispatch, types};
 use super::convert;
 use super::fault::{Fault, FaultKind};
 use super::guest::{Halt, Held, Place, State};
@@ -37,11 +37,13 @@ pub(super) struct Patience {
     pub(super) wall: Duration,
 }
 
-/// Calls a policy. Never fails: a fault is in the step, and the session comes back whatever happens.
+/// Calls a policy. Never fails: a fault is in the step, and the session comes back whatever happens. `conversation` is
+/// the hash of the request's conversation.
 pub(super) async fn call(
     runtime: &Runtime,
     policy: &Published,
     allowed: &Allowed<'_>,
+    conversation: u64,
     place: Place,
     patience: Patience,
 ) -> Called {
@@ -80,9 +82,9 @@ pub(super) async fn call(
     let held = Held { store: policy.entry.store.clone(), probes: policy.probes.clone() };
     let state = State::new(policy.name.clone(), settings, held, allowed.request, place);
     let headers = policy.settings.visible(&allowed.request.headers);
-    let request = request_out(allowed.request, headers);
+    let request = request_out(allowed.request, conversation, headers);
     let mut store = runtime.store(state);
-    let routed = match tokio::time::timeout(patience.wall, route(&mut store, policy, &request)).await {
+    let routed = match tokio::time::timeout(patience.wall, route(&mut store, policy, request)).await {
         Ok(routed) => routed,
         Err(_) => {
             let message = format!("took longer than {} ms (wall_ms)", patience.wall.as_millis());
@@ -129,19 +131,14 @@ impl From<Unfit> for Fault {
 async fn route(
     store: &mut Store<State>,
     policy: &Published,
-    request: &types::Request,
+    request: types::Request,
 ) -> Result<dispatch::Routing, Fault> {
     store.data().clock.resume();
-    let guest: Policy = policy
-        .pre
-        .instantiate_async(&mut *store)
-        .await
-        .map_err(|error| fault_of(&error, FaultKind::Instantiate))?;
+    let guest = policy.pre.instantiate(store).await;
+    let guest = guest.map_err(|error| fault_of(&error, FaultKind::Instantiate))?;
     let session = store.data().lend();
-    let routed = guest
-        .call_route(&mut *store, request, session)
-        .await
-        .map_err(|error| fault_of(&error, FaultKind::Trap))?;
+    let routed = guest.route(store, request, session).await;
+    let routed = routed.map_err(|error| fault_of(&error, FaultKind::Trap))?;
     routed.map_err(|message| Fault::new(FaultKind::Error, first_line(&message)))
 }
 
@@ -168,9 +165,10 @@ fn first_line(text: &str) -> String {
 }
 
 /// A request as the guest sees it.
-fn request_out(request: &RouteRequest, headers: Vec<(String, String)>) -> types::Request {
+fn request_out(request: &RouteRequest, conversation: u64, headers: Vec<(String, String)>) -> types::Request {
     types::Request {
         id: request.id.clone(),
+        conversation: format!("{conversation:016x}"),
         model: request.model.clone(),
         messages: request.messages.iter().map(convert::message_out).collect(),
         tools: request.tools.iter().map(convert::tool_out).collect(),
@@ -195,9 +193,12 @@ fn take_plan(state: &mut State, routing: dispatch::Routing) -> Result<(String, D
         }
         dispatch::Plan::Forward(plan) => Some(Plan::Forward { upstream: plan.upstream, model: plan.model }),
         dispatch::Plan::Reply(text) => Some(Plan::Reply(text)),
-        dispatch::Plan::Reject(plan) => {
-            Some(Plan::Reject { status: plan.status, code: plan.code, message: plan.message })
-        }
+        dispatch::Plan::Reject(plan) => Some(Plan::Reject {
+            status: plan.status,
+            code: plan.code,
+            message: plan.message,
+            retry_after: plan.retry_after,
+        }),
         dispatch::Plan::Next => None,
     };
     // A policy need not say why.
