@@ -121,3 +121,38 @@ def test_a_replay_finds_exactly_the_plans_that_a_threshold_changes(tmp_path):
     said = forkpoint("policy", "replay", journal, "--label", corrections, "--into", examples)
     assert "1 added" in said and "1 there already" in said and "gone: not in the journal" in said
     assert len(examples.read_text().splitlines()) == 5
+
+
+def test_a_policy_for_the_next_contract_is_built_checked_and_tested(tmp_path):
+    core = ROOT / "tests/fixtures/trial.core.wat"
+    component = tmp_path / "gate.wasm"
+    for contract in (["--contract", "0.2.0-trial"], ["--wit", ROOT / "wit/trial"]):
+        component.unlink(missing_ok=True)
+        forkpoint("policy", "componentize", core, component, *contract)
+        assert "contract     forkpoint:policy@0.2.0-trial" in forkpoint("policy", "check", component)
+    # Built in its folder, as any other.
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    shutil.copy(core, folder / "policy.wat")
+    for contract in (["--contract", "0.2.0-trial"], ["--wit", ROOT / "wit/trial"]):
+        forkpoint("policy", "build", folder, "--out", tmp_path / "built.wasm", *contract)
+        assert (tmp_path / "built.wasm").read_bytes() == component.read_bytes()
+    assert "0.2.0-trial" in forkpoint("policy", "build", folder, fails=True), "0.1 is not what it imports"
+    assert "possible values: 0.2.0-trial, 0.1.0" in forkpoint(
+        "policy", "componentize", core, component, "--contract", "0.2.0", fails=True
+    )
+
+    # A case may expect when the client is told to come back.
+    case = tmp_path / "tests/spent"
+    case.mkdir(parents=True)
+    (case / "request.json").write_text(json.dumps({"messages": [{"role": "user", "content": "r"}]}))
+    for seconds, fails in ((17, False), (18, True)):
+        (case / "expect.json").write_text(json.dumps({"plan": {"kind": "reject", "retry_after": seconds}}))
+        said = forkpoint("policy", "test", case, "--policy", component, fails=fails)
+        assert ("plan.retry_after: expected 18, got 17" in said) == fails, said
+
+    header = tmp_path / "c"
+    forkpoint("policy", "bindgen", "c", "--contract", "0.2.0-trial", header)
+    assert "retry_after" in (header / "policy.h").read_text()
+    forkpoint("policy", "bindgen", "c", header)
+    assert "retry_after" not in (header / "policy.h").read_text()

@@ -12,7 +12,7 @@ use super::error::BenchError;
 use crate::policy::{RouteRequest, pooled_config};
 
 mod bindings {
-    //! The contract, as wasmtime's own example of embedding a world binds it.
+    //! Contract 0.1, as wasmtime's own example of embedding a world binds it.
 
     wasmtime::component::bindgen!({
         path: "../wit",
@@ -34,6 +34,9 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
+    /// The contract that components must be built against.
+    pub(crate) const CONTRACT: &str = "0.1.0";
+
     /// # Errors
     /// When wasmtime takes the component for none.
     pub(crate) fn new(

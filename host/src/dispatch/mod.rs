@@ -60,9 +60,9 @@ pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
             let usage = UsageReport { completion: app.count_tokens(&text), ..account.before_reply() };
             Ok(job.delivery.canned(&text, usage))
         }
-        Plan::Reject { status, code, message } => {
+        Plan::Reject { status, code, message, retry_after } => {
             job.delivery.context.record.note().usage = Some(account.before_reply());
-            Err(ApiError::new(Kind::Rejected { status, code }, message))
+            Err(ApiError::new(Kind::Rejected { status, code, retry_after }, message))
         }
     };
     let mut response = result.unwrap_or_else(axum::response::IntoResponse::into_response);

@@ -4,8 +4,9 @@
 use forkpoint_engine as fp;
 use serde_json::{Value, json};
 
-use super::bindings::{engine, types};
+use super::contract::{engine, host, types};
 use super::plan::SamplingOverrides;
+use super::store::StoreError;
 use super::trace::{Failure, FailureKind};
 
 /// A turn for the guest. Tool calls that are not in OpenAI's shape are left out.
@@ -181,6 +182,18 @@ pub(super) fn failure_in(failure: &engine::Failure) -> Failure {
         engine::Failure::Unavailable(message) => (FailureKind::Unavailable, message),
     };
     Failure { kind, message: message.clone() }
+}
+
+/// What the guest is told when its store did not take a value.
+pub(super) fn store_failure_out(error: &StoreError) -> host::StoreFailure {
+    let message = error.to_string();
+    match error {
+        StoreError::TooLong(_) => host::StoreFailure::TooLong(message),
+        StoreError::Full { .. } => host::StoreFailure::Full(message),
+        StoreError::NotACounter(_) => host::StoreFailure::NotACounter(message),
+        StoreError::Overflow(_) => host::StoreFailure::Overflow(message),
+        StoreError::Unavailable(_) => host::StoreFailure::Unavailable(message),
+    }
 }
 
 #[cfg(test)]

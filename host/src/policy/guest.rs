@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use forkpoint_engine::{Answer, Completion, EngineError, Message, Probe, Question, Sampling, Session, Usage};
 use wasmtime::component::Resource;
 
-use super::bindings::engine;
 use super::capabilities::Capabilities;
 use super::clock::Clock;
+use super::contract::engine;
 use super::convert;
 use super::fault::FaultKind;
 use super::limits::Limits;
@@ -276,13 +276,19 @@ impl State {
         Used { cpu_us: micros(self.clock.spent()), host_us: micros(self.waited), ..self.used }
     }
 
-    /// An import is called: the guest's clock stands still until the returned value is dropped.
-    pub(super) fn enter(&mut self) -> wasmtime::Result<Outside> {
-        self.clock.pause();
+    /// An import is called that answers at once, on the guest's own time: its clock costs as much as such a call.
+    pub(super) fn count(&mut self) -> wasmtime::Result<()> {
         self.used.calls += 1;
         if self.used.calls > self.limits.calls {
             return Err(Halt::Calls(self.limits.calls).into());
         }
+        Ok(())
+    }
+
+    /// An import is called that waits: the guest's clock stands still until the returned value is dropped.
+    pub(super) fn enter(&mut self) -> wasmtime::Result<Outside> {
+        self.clock.pause();
+        self.count()?;
         Ok(Outside { clock: self.clock.clone() })
     }
 

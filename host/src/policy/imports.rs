@@ -5,9 +5,9 @@ use std::time::{Duration, Instant, SystemTime};
 use forkpoint_engine::{Message, Sampling};
 use wasmtime::component::Resource;
 
-use super::bindings::{dispatch, engine, host, types};
+use super::contract::{dispatch, engine, host, types};
 use super::convert;
-use super::guest::{Halt, Place, Refusal, State, budget, micros};
+use super::guest::{Place, Refusal, State, budget, micros};
 use super::trace::Decision;
 
 /// Most bytes of a line in the log.
@@ -15,9 +15,6 @@ const MAX_LINE: usize = 4096;
 
 /// Most calls of `decide` that the trace holds: failing ones cost no budget, and must cost no memory either.
 const MAX_DECISIONS: usize = 256;
-
-/// What `set` and `add` answer a policy that may keep nothing.
-const NO_STORE: &str = "denied: the store is not granted to this policy";
 
 impl engine::Host for State {
     fn convert_failure(&mut self, refusal: Refusal) -> wasmtime::Result<engine::Failure> {
@@ -113,20 +110,20 @@ impl engine::HostSession for State {
     }
 
     async fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
-        let _outside = self.enter()?;
+        self.count()?;
         let usage = self.sessions.get(&this)?.usage();
         Ok(engine::Usage { tokens: usage.tokens, reused: usage.reused, computed: usage.computed })
     }
 
     async fn drop(&mut self, this: Resource<Place>) -> wasmtime::Result<()> {
-        let _outside = self.enter()?;
+        self.count()?;
         self.discard(this)
     }
 }
 
 impl host::Host for State {
     async fn log(&mut self, level: host::Level, message: String) -> wasmtime::Result<()> {
-        let _outside = self.enter()?;
+        self.count()?;
         if !self.may().log {
             return Ok(());
         }
@@ -151,18 +148,17 @@ impl host::Host for State {
     }
 
     async fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
-        let _outside = self.enter()?;
+        self.count()?;
         Ok(self.settings.config.get(&key).cloned())
     }
 
-    async fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
-        let _outside = self.enter()?;
+    async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Vec<u8>>, host::StoreFailure>> {
+        self.count()?;
         if !self.may().store {
-            // There is no other way to say so: no value would be a lie.
-            return Err(Halt::Ungranted("store").into());
+            return Ok(Err(host::StoreFailure::Denied));
         }
         self.used.store_calls += 1;
-        Ok(self.held.store.get(&key, SystemTime::now()))
+        Ok(Ok(self.held.store.get(&key, SystemTime::now())))
     }
 
     async fn set(
@@ -170,13 +166,14 @@ impl host::Host for State {
         key: String,
         value: Vec<u8>,
         ttl_seconds: Option<u32>,
-    ) -> wasmtime::Result<Result<(), String>> {
-        let _outside = self.enter()?;
+    ) -> wasmtime::Result<Result<(), host::StoreFailure>> {
+        self.count()?;
         if !self.may().store {
-            return Ok(Err(NO_STORE.to_owned()));
+            return Ok(Err(host::StoreFailure::Denied));
         }
         self.used.store_calls += 1;
-        Ok(self.held.store.set(&key, value, ttl_seconds.map(seconds), SystemTime::now()))
+        let set = self.held.store.set(&key, value, ttl_seconds.map(seconds), SystemTime::now());
+        Ok(set.map_err(|error| convert::store_failure_out(&error)))
     }
 
     async fn add(
@@ -184,13 +181,14 @@ impl host::Host for State {
         key: String,
         delta: i64,
         ttl_seconds: Option<u32>,
-    ) -> wasmtime::Result<Result<i64, String>> {
-        let _outside = self.enter()?;
+    ) -> wasmtime::Result<Result<i64, host::StoreFailure>> {
+        self.count()?;
         if !self.may().store {
-            return Ok(Err(NO_STORE.to_owned()));
+            return Ok(Err(host::StoreFailure::Denied));
         }
         self.used.store_calls += 1;
-        Ok(self.held.store.add(&key, delta, ttl_seconds.map(seconds), SystemTime::now()))
+        let sum = self.held.store.add(&key, delta, ttl_seconds.map(seconds), SystemTime::now());
+        Ok(sum.map_err(|error| convert::store_failure_out(&error)))
     }
 }
 

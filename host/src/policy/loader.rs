@@ -11,8 +11,8 @@ use wasmtime::Engine;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker, LinkerInstance, ResourceType};
 
-use super::bindings::PolicyPre;
 use super::cache::Cache;
+use super::contract::{CONTRACT_VERSIONS, Pre, Version};
 use super::guest::{Halt, State};
 use super::manifest::Manifest;
 use super::registry::VERSION_DIGITS;
@@ -21,9 +21,6 @@ use crate::models::hex;
 
 /// The package whose interfaces a policy imports.
 const PACKAGE: &str = "forkpoint:policy/";
-
-/// Versions of the contract that are served, the newest first.
-pub const CONTRACT_VERSIONS: [&str; 1] = ["0.1.0"];
 
 /// Why a file is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -144,7 +141,7 @@ pub(super) fn source(bytes: Bytes, most: u64) -> Result<Source, LoadError> {
 
 /// A component that fits the contract, compiled and linked.
 pub(super) struct Linked {
-    pub(super) pre: PolicyPre<State>,
+    pub(super) pre: Pre,
     /// The version of the contract that it was built against.
     pub(super) contract: String,
     /// Functions that it imports.
@@ -170,10 +167,11 @@ pub(super) fn link(
             component
         }
     };
-    let contract = check_world(&engine, &component)?;
-    deny_wasi(&mut linker, &component).map_err(misfit)?;
-    let pre = linker.instantiate_pre(&component).and_then(PolicyPre::new).map_err(misfit)?;
-    Ok(Linked { pre, contract, imports: imports(&engine, &component) })
+    let version = check_world(&engine, &component)?;
+    deny_wasi(&mut linker, &component).map_err(|error| misfit(version, &error))?;
+    let pre = linker.instantiate_pre(&component).and_then(|pre| Pre::new(pre, version));
+    let pre = pre.map_err(|error| misfit(version, &error))?;
+    Ok(Linked { pre, contract: version.name().to_owned(), imports: imports(&engine, &component) })
 }
 
 fn imports(engine: &Engine, component: &Component) -> Vec<String> {
@@ -249,25 +247,31 @@ fn compile_error(error: wasmtime::Error) -> LoadError {
 }
 
 /// The component has the right shape, but not the right types.
-fn misfit(error: wasmtime::Error) -> LoadError {
-    let served = CONTRACT_VERSIONS[0];
+fn misfit(version: Version, error: &wasmtime::Error) -> LoadError {
+    let version = version.name();
     let message =
-        format!("does not fit {PACKAGE}policy@{served}: {error:#}; build it against this version's WIT");
+        format!("does not fit {PACKAGE}policy@{version}: {error:#}; build it against this version's WIT");
     LoadError::new(LoadCode::WrongWorld, message)
 }
 
 /// Whether every import is one that is served or denied by name, and `route` is exported. Returns the version of
-/// the contract that the component asks for.
-fn check_world(engine: &Engine, component: &Component) -> Result<String, LoadError> {
+/// the contract that serves the component: that of its imports, which is one for all of them.
+fn check_world(engine: &Engine, component: &Component) -> Result<Version, LoadError> {
     let world = component.component_type();
-    let mut contract = CONTRACT_VERSIONS[0];
+    let wrong = |message: String| LoadError::new(LoadCode::WrongWorld, message);
+    let served = CONTRACT_VERSIONS.join(" and ");
+    let mut first: Option<(Version, String)> = None;
     for (name, import) in world.imports(engine) {
         if let Some(interface) = name.strip_prefix(PACKAGE) {
             let version = interface.split_once('@').map_or("", |(_, version)| version);
-            contract = served(version).ok_or_else(|| {
-                let message = format!("imports {name}; this server serves {PACKAGE}*@{}", served_versions());
-                LoadError::new(LoadCode::WrongWorld, message)
+            let version = Version::serving(version).ok_or_else(|| {
+                wrong(format!("imports {name}; the versions of the contract served here are {served}"))
             })?;
+            let (before, other) = first.get_or_insert_with(|| (version, name.to_owned()));
+            if *before != version {
+                let message = format!("imports {other} and {name}: a policy is built against one version");
+                return Err(wrong(message));
+            }
         } else if !name.starts_with("wasi:")
             // Names that the world gives to types of its interfaces.
             && !matches!(import.ty, ComponentItem::Type(_) | ComponentItem::Resource(_))
@@ -279,20 +283,16 @@ fn check_world(engine: &Engine, component: &Component) -> Result<String, LoadErr
     if world.get_export(engine, "route").is_none() {
         let exports: Vec<_> = world.exports(engine).map(|(name, _)| name).take(8).collect();
         let exports = if exports.is_empty() { "nothing".to_owned() } else { exports.join(", ") };
-        let message = format!("exports {exports}, not the function `route` of {PACKAGE}policy");
-        return Err(LoadError::new(LoadCode::WrongWorld, message));
+        return Err(wrong(format!("exports {exports}, not the function `route` of {PACKAGE}policy")));
     }
-    Ok(contract.to_owned())
-}
-
-/// The served version that a component built against `wanted` can use: below 1.0 the minor version must agree.
-fn served(wanted: &str) -> Option<&'static str> {
-    let track = |version: &str| version.rsplit_once('.').map(|(track, _)| track.to_owned());
-    CONTRACT_VERSIONS.into_iter().find(|version| track(version) == track(wanted))
-}
-
-fn served_versions() -> String {
-    CONTRACT_VERSIONS.join(", ")
+    // The session that `route` takes is a type of an interface that the component must import.
+    let version = first.map(|(version, _)| version);
+    version.ok_or_else(|| {
+        wrong(format!(
+            "imports no interface of {PACKAGE}policy, so `route` cannot be its function; the versions of the \
+             contract served here are {served}"
+        ))
+    })
 }
 
 /// Links each WASI import to a function that ends the call and says its name. Components carry such imports for
@@ -360,15 +360,6 @@ mod tests {
         assert_eq!(check_header(b"\0asm\x0d\0\x01\0"), Ok(()));
         let text = check_header(b"(module)").unwrap_err().message;
         assert!(text.contains("forkpoint policy componentize"), "{text}");
-    }
-
-    #[test]
-    fn a_policy_of_the_same_minor_version_is_served() {
-        assert_eq!(served("0.1.0"), Some("0.1.0"));
-        assert_eq!(served("0.1.7"), Some("0.1.0"));
-        for other in ["0.2.0", "1.1.0", "0.10.0", "", "x"] {
-            assert_eq!(served(other), None, "{other}");
-        }
     }
 
     #[test]

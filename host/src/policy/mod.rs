@@ -8,11 +8,11 @@
 //! A policy runs on a fresh instance for each request, within [`Limits`]. What goes wrong with it is a [`Fault`]
 //! of a closed set of kinds, and leads to the policy's [`Fallback`].
 
-mod bindings;
 mod cache;
 mod canary;
 mod capabilities;
 mod clock;
+mod contract;
 mod convert;
 mod fault;
 mod guest;
@@ -62,10 +62,11 @@ use crate::probe::shelf::{self, Entry, Shelf};
 pub(crate) use self::runtime::pooled_config;
 
 pub use self::capabilities::{Capabilities, Grant, Names};
+pub use self::contract::CONTRACT_VERSIONS;
 pub use self::fault::{Fault, FaultKind};
 pub use self::lifecycle::ChangeError;
 pub use self::limits::{Limits, SomeLimits};
-pub use self::loader::{CONTRACT_VERSIONS, LoadCode, LoadError};
+pub use self::loader::{LoadCode, LoadError};
 pub use self::manifest::{Canary, MANIFEST_SECTION, Manifest, ManifestError, Share};
 pub use self::plan::{GeneratePlan, Plan, RouteRequest, Routed, SamplingOverrides};
 pub use self::runtime::StartError;
@@ -263,7 +264,7 @@ impl Policies {
         let (plan, labels) = settled.unwrap_or_else(|| (Plan::Generate(GeneratePlan::default()), Vec::new()));
         let session = place.into_session().expect("the session is the one that was given");
         for name in shadows {
-            self.shared.shadow(name, &request, &session).await;
+            self.shared.shadow(name, &request, hash, &session).await;
         }
         Routed { policy, version, reason, labels, plan, session, trace }
     }
@@ -308,7 +309,7 @@ impl Shared {
             let fallback = known.unwrap_or_else(|| self.options.settings_of(name, None).fallback);
             return (Called { place, decided: None, step }, fallback);
         };
-        let called = self.run(&policy, request, place).await;
+        let called = self.run(&policy, request, hash, place).await;
         let fault = called.step.fault.as_ref().map(|fault| fault.kind);
         // A busy server says nothing of a version.
         if let Some(trial) = trial.filter(|_| fault != Some(FaultKind::Busy)) {
@@ -323,12 +324,12 @@ impl Shared {
         (called, policy.settings.fallback)
     }
 
-    async fn run(&self, policy: &Arc<Published>, request: &RouteRequest, place: Place) -> Called {
+    async fn run(&self, policy: &Arc<Published>, request: &RouteRequest, hash: u64, place: Place) -> Called {
         let patience = Patience { queue: self.options.queue_wait, wall: policy.settings.limits.wall() };
         let capabilities = &policy.settings.capabilities;
         let allowed = Allowed { names: Some(&self.options), capabilities, request };
         let _running = policy.entry.running();
-        let called = run::call(&self.runtime, policy, &allowed, place, patience).await;
+        let called = run::call(&self.runtime, policy, &allowed, hash, place, patience).await;
         policy.entry.count(&called.step);
         if let Some(fault) = &called.step.fault {
             let (name, version, request) = (&*policy.name, policy.version(), request.id.as_str());
@@ -345,7 +346,7 @@ impl Shared {
 
     /// Asks a policy apart from the request, on a fork of its session; the plan is only written down. Where too many
     /// such calls run, or there is no room for a fork, it is not asked.
-    async fn shadow(self: &Arc<Self>, name: &str, request: &Arc<RouteRequest>, session: &Session) {
+    async fn shadow(self: &Arc<Self>, name: &str, request: &Arc<RouteRequest>, hash: u64, session: &Session) {
         let Some(policy) = self.registry.current(name) else { return };
         let passed = |why: &str| {
             tracing::debug!(target: "policy", policy = name, request = request.id, why, "not asked in shadow");
@@ -360,7 +361,7 @@ impl Shared {
         let (shared, request, usage) = (self.clone(), request.clone(), session.usage());
         self.tasks.spawn(async move {
             let headers = policy.settings.visible(&request.headers);
-            let called = shared.run(&policy, &request, Place::Engine(fork)).await;
+            let called = shared.run(&policy, &request, hash, Place::Engine(fork)).await;
             if let Some(journal) = &shared.options.journal {
                 journal.write(Record::shadow(&request, called.step, usage, headers, journal.keeps_prompts()));
             }
@@ -400,6 +401,7 @@ fn fallback_plan(name: &str, fallback: Fallback, fault: Option<&Fault>) -> Optio
                 status: 503,
                 code: "policy-failed".into(),
                 message: format!("The policy {name} failed ({kind})."),
+                retry_after: None,
             })
         }
     }

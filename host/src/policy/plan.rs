@@ -107,7 +107,6 @@ pub struct Routed {
 }
 
 /// What to do with a request.
-#[expect(clippy::large_enum_variant, reason = "there is one a request, and most are the large one")]
 pub enum Plan {
     /// Reply from a model in this process.
     Generate(GeneratePlan),
@@ -128,6 +127,8 @@ pub enum Plan {
         code: String,
         /// A sentence for people.
         message: String,
+        /// When the client may ask again, in seconds; none says nothing of it.
+        retry_after: Option<u32>,
     },
 }
 
@@ -302,7 +303,7 @@ mod tests {
     use super::*;
 
     fn reject(status: u16, code: &str) -> Plan {
-        Plan::Reject { status, code: code.into(), message: String::new() }
+        Plan::Reject { status, code: code.into(), message: String::new(), retry_after: None }
     }
 
     fn generate(plan: GeneratePlan) -> Plan {

@@ -255,7 +255,8 @@ impl Shared {
         let entry = Entry::apart(settings.limits.store_bytes);
         let apart = Arc::new(Published { entry, settings: Arc::new(settings), ..version.clone() });
         let allowed = Allowed { names: None, capabilities: &apart.settings.capabilities, request: &request };
-        let called = run::call(&self.runtime, &apart, &allowed, place, patience).await;
+        let conversation = super::conversation_hash(&request);
+        let called = run::call(&self.runtime, &apart, &allowed, conversation, place, patience).await;
         match called.step.fault {
             Some(Fault { kind: FaultKind::Error, message }) => {
                 tracing::debug!(target: "policy", policy = &*version.name, message, "the canary got an error");
@@ -291,10 +292,12 @@ pub(super) fn read_manifest(beside: &Path, component: &[u8]) -> Result<Option<Ma
     Manifest::parse(&text).map(Some).map_err(|error| refused(format!("{name}: {error}")))
 }
 
-/// Whether a manifest names the contract that its component was built against: `0.1` stands for every 0.1.x.
+/// Whether a manifest names the contract that its component was built against: `0.1` stands for every 0.1.x that is
+/// no trial.
 pub(super) fn check_contract(manifest: Option<&Manifest>, built: &str) -> Result<(), LoadError> {
     let Some(named) = manifest.and_then(|manifest| manifest.contract.as_deref()) else { return Ok(()) };
-    if built == named || built.strip_prefix(named).is_some_and(|rest| rest.starts_with('.')) {
+    let covers = |rest: &str| rest.starts_with('.') && !rest.contains('-');
+    if built == named || built.strip_prefix(named).is_some_and(covers) {
         return Ok(());
     }
     let message = format!("the manifest names the contract {named}, the component was built against {built}");

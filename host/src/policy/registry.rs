@@ -8,9 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 
-use super::bindings::PolicyPre;
+use super::contract::Pre;
 use super::fault::FaultKind;
-use super::guest::State;
 use super::loader::LoadError;
 use super::manifest::{Canary, Share};
 use super::run::Instance;
@@ -36,7 +35,7 @@ pub(super) struct Published {
     pub(super) contract: String,
     pub(super) bytes: u64,
     pub(super) loaded_at: u64,
-    pub(super) pre: PolicyPre<State>,
+    pub(super) pre: Pre,
     /// What its manifest and the operator say.
     pub(super) settings: Arc<PolicySettings>,
     /// What its questions may be answered by; none where probes are switched off.

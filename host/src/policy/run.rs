@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use wasmtime::{PoolConcurrencyLimitError, Store, Trap};
 
-use super::bindings::{Policy, dispatch, types};
+use super::contract::{Guest, dispatch, types};
 use super::convert;
 use super::fault::{Fault, FaultKind};
 use super::guest::{Halt, Held, Place, State};
@@ -37,7 +37,7 @@ const CALLS: u32 = 1000;
 /// An instance between two calls.
 pub(super) struct Instance {
     store: Store<State>,
-    guest: Policy,
+    guest: Guest,
     /// Calls behind it.
     calls: u32,
 }
@@ -49,11 +49,13 @@ pub(super) struct Patience {
     pub(super) wall: Duration,
 }
 
-/// Calls a policy. Never fails: a fault is in the step, and the session comes back whatever happens.
+/// Calls a policy. Never fails: a fault is in the step, and the session comes back whatever happens. `conversation` is
+/// the hash of the request's conversation.
 pub(super) async fn call(
     runtime: &Runtime,
     policy: &Arc<Published>,
     allowed: &Allowed<'_>,
+    conversation: u64,
     place: Place,
     patience: Patience,
 ) -> Called {
@@ -94,7 +96,7 @@ pub(super) async fn call(
     let held = Held { store: policy.entry.store.clone(), probes: policy.probes.clone() };
     let state = State::new(policy.name.clone(), settings, held, allowed.request, place);
     let headers = policy.settings.visible(&allowed.request.headers);
-    let request = request_out(allowed.request, headers);
+    let request = request_out(allowed.request, conversation, headers);
     let tenant = &allowed.request.tenant;
     let keep = policy.settings.stateless && policy.warm.is_on();
     let kept = if keep { policy.warm.take(policy, tenant) } else { None };
@@ -105,7 +107,7 @@ pub(super) async fn call(
         }
         None => (runtime.store(state), None, 1),
     };
-    let routed = match tokio::time::timeout(patience.wall, route(&mut store, guest, policy, &request)).await {
+    let routed = match tokio::time::timeout(patience.wall, route(&mut store, guest, policy, request)).await {
         Ok(routed) => routed,
         Err(_) => {
             let message = format!("took longer than {} ms (wall_ms)", patience.wall.as_millis());
@@ -158,23 +160,21 @@ impl From<Unfit> for Fault {
 /// Calls the guest, which is instantiated first unless there is one.
 async fn route(
     store: &mut Store<State>,
-    guest: Option<Policy>,
+    guest: Option<Guest>,
     policy: &Published,
-    request: &types::Request,
-) -> Result<(dispatch::Routing, Policy), Fault> {
+    request: types::Request,
+) -> Result<(dispatch::Routing, Guest), Fault> {
     store.data().clock.resume();
     let guest = match guest {
         Some(guest) => guest,
         None => {
-            let fresh = policy.pre.instantiate_async(&mut *store).await;
+            let fresh = policy.pre.instantiate(store).await;
             fresh.map_err(|error| fault_of(&error, FaultKind::Instantiate))?
         }
     };
     let session = store.data().lend();
-    let routed = guest
-        .call_route(&mut *store, request, session)
-        .await
-        .map_err(|error| fault_of(&error, FaultKind::Trap))?;
+    let routed = guest.route(store, request, session).await;
+    let routed = routed.map_err(|error| fault_of(&error, FaultKind::Trap))?;
     let routed = routed.map_err(|message| Fault::new(FaultKind::Error, first_line(&message)))?;
     Ok((routed, guest))
 }
@@ -202,9 +202,10 @@ fn first_line(text: &str) -> String {
 }
 
 /// A request as the guest sees it.
-fn request_out(request: &RouteRequest, headers: Vec<(String, String)>) -> types::Request {
+fn request_out(request: &RouteRequest, conversation: u64, headers: Vec<(String, String)>) -> types::Request {
     types::Request {
         id: request.id.clone(),
+        conversation: format!("{conversation:016x}"),
         model: request.model.clone(),
         messages: request.messages.iter().map(convert::message_out).collect(),
         tools: request.tools.iter().map(convert::tool_out).collect(),
@@ -229,9 +230,12 @@ fn take_plan(state: &mut State, routing: dispatch::Routing) -> Result<(String, D
         }
         dispatch::Plan::Forward(plan) => Some(Plan::Forward { upstream: plan.upstream, model: plan.model }),
         dispatch::Plan::Reply(text) => Some(Plan::Reply(text)),
-        dispatch::Plan::Reject(plan) => {
-            Some(Plan::Reject { status: plan.status, code: plan.code, message: plan.message })
-        }
+        dispatch::Plan::Reject(plan) => Some(Plan::Reject {
+            status: plan.status,
+            code: plan.code,
+            message: plan.message,
+            retry_after: plan.retry_after,
+        }),
         dispatch::Plan::Next => None,
     };
     // A policy need not say why.

@@ -6,12 +6,12 @@ use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use wasmtime::component::{HasSelf, Linker};
+use wasmtime::component::Linker;
 use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store, UpdateDeadline,
 };
 
-use super::bindings::Policy;
+use super::contract;
 use super::guest::{Halt, State};
 use super::registry::Published;
 use super::run::Instance;
@@ -81,7 +81,7 @@ pub enum StartError {
 /// What runs guests.
 pub(super) struct Runtime {
     pub(super) engine: Engine,
-    /// The contract's imports; each component adds its own denials of WASI.
+    /// The imports of every version of the contract; each component adds its own denials of WASI.
     pub(super) linker: Linker<State>,
     /// One permit for each instance of the pool.
     pub(super) places: Semaphore,
@@ -111,8 +111,7 @@ impl Runtime {
             }
         };
         let mut linker = Linker::new(&engine);
-        Policy::add_to_linker::<State, HasSelf<State>>(&mut linker, |state| state)
-            .map_err(|error| StartError::Runtime(format!("{error:#}")))?;
+        contract::add_to_linker(&mut linker).map_err(|error| StartError::Runtime(format!("{error:#}")))?;
         let ticker = Ticker::start(engine.clone())?;
         let places = Semaphore::new(concurrency as usize);
         let warm = Arc::new(Warm::new(warm));

@@ -14,6 +14,21 @@ const MAX_KEY: usize = 256;
 /// What an entry costs besides its key and value, so that many small ones are bounded too.
 const ENTRY: u64 = 64;
 
+/// Why a value was not kept.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StoreError {
+    #[error("a key may have {MAX_KEY} bytes, this one has {0}")]
+    TooLong(usize),
+    #[error("the store holds {held} of {limit} bytes, {more} more do not fit")]
+    Full { held: u64, limit: u64, more: u64 },
+    #[error("the value of {0:?} is not a counter")]
+    NotACounter(String),
+    #[error("the counter {0:?} would overflow")]
+    Overflow(String),
+    #[error("not stored: {0}")]
+    Unavailable(String),
+}
+
 /// Values by key, each with an end where one was given; bounded in bytes.
 pub(super) struct KeyValue {
     limit: AtomicU64,
@@ -115,7 +130,7 @@ impl KeyValue {
         value: Vec<u8>,
         ttl: Option<Duration>,
         now: SystemTime,
-    ) -> Result<(), String> {
+    ) -> Result<(), StoreError> {
         let mut entries = self.lock();
         self.expire(&mut entries, key, now);
         self.put(&mut entries, key, Entry { value, ends: ends(ttl, now) }, now)
@@ -131,7 +146,7 @@ impl KeyValue {
         delta: i64,
         ttl: Option<Duration>,
         now: SystemTime,
-    ) -> Result<i64, String> {
+    ) -> Result<i64, StoreError> {
         let mut entries = self.lock();
         self.expire(&mut entries, key, now);
         let (old, ends) = match entries.by_key.get(key) {
@@ -139,17 +154,17 @@ impl KeyValue {
             Some(entry) => {
                 let text = std::str::from_utf8(&entry.value).ok();
                 let number = text.and_then(|text| text.parse::<i64>().ok());
-                (number.ok_or_else(|| format!("the value of {key:?} is not a counter"))?, entry.ends)
+                (number.ok_or_else(|| StoreError::NotACounter(key.to_owned()))?, entry.ends)
             }
         };
-        let sum = old.checked_add(delta).ok_or_else(|| format!("the counter {key:?} would overflow"))?;
+        let sum = old.checked_add(delta).ok_or_else(|| StoreError::Overflow(key.to_owned()))?;
         self.put(&mut entries, key, Entry { value: sum.to_string().into_bytes(), ends }, now)?;
         Ok(sum)
     }
 
-    fn put(&self, entries: &mut Entries, key: &str, entry: Entry, now: SystemTime) -> Result<(), String> {
+    fn put(&self, entries: &mut Entries, key: &str, entry: Entry, now: SystemTime) -> Result<(), StoreError> {
         if key.len() > MAX_KEY {
-            return Err(format!("a key may have {MAX_KEY} bytes, this one has {}", key.len()));
+            return Err(StoreError::TooLong(key.len()));
         }
         let limit = self.limit.load(Relaxed);
         let size = cost(key, &entry);
@@ -160,14 +175,11 @@ impl KeyValue {
             }
         }
         if entries.bytes - old + size > limit {
-            return Err(format!(
-                "the store holds {} of {limit} bytes, {size} more do not fit",
-                entries.bytes - old
-            ));
+            return Err(StoreError::Full { held: entries.bytes - old, limit, more: size });
         }
         // On the disk before it is acknowledged, and not in memory where that fails.
         if let Some((state, policy)) = &self.disk {
-            state.put(policy, key, &entry.to_bytes()).map_err(|error| format!("not stored: {error}"))?;
+            state.put(policy, key, &entry.to_bytes()).map_err(StoreError::Unavailable)?;
         }
         entries.bytes = entries.bytes - old + size;
         entries.by_key.insert(key.to_owned(), entry);
@@ -239,9 +251,9 @@ mod tests {
         assert_eq!(store.get("hits", now + SECOND).unwrap(), b"-3");
         assert_eq!(store.add("hits", 1, None, now + 2 * SECOND), Ok(1), "the window is over");
         store.set("text", b"x".to_vec(), None, now).unwrap();
-        assert!(store.add("text", 1, None, now).unwrap_err().contains("not a counter"));
+        assert_eq!(store.add("text", 1, None, now), Err(StoreError::NotACounter("text".into())));
         store.set("full", i64::MAX.to_string().into_bytes(), None, now).unwrap();
-        assert!(store.add("full", 1, None, now).unwrap_err().contains("overflow"));
+        assert_eq!(store.add("full", 1, None, now), Err(StoreError::Overflow("full".into())));
     }
 
     #[test]
@@ -251,11 +263,12 @@ mod tests {
         store.set("b", vec![0; 10], None, now).unwrap();
         store.set("b", vec![1; 10], None, now).unwrap();
         let full = store.set("c", vec![0; 10], None, now).unwrap_err();
-        assert!(full.contains("150 of 150 bytes"), "{full}");
+        assert_eq!(full, StoreError::Full { held: 150, limit: 150, more: 75 });
+        assert_eq!(full.to_string(), "the store holds 150 of 150 bytes, 75 more do not fit");
         store.set("c", vec![0; 10], None, now + SECOND).unwrap();
-        assert!(store.set("c", vec![0; 1000], None, now).is_err());
+        assert!(matches!(store.set("c", vec![0; 1000], None, now), Err(StoreError::Full { .. })));
         assert_eq!(store.get("c", now).unwrap().len(), 10, "what failed changed nothing");
-        assert!(store.set(&"k".repeat(257), vec![], None, now).is_err());
+        assert_eq!(store.set(&"k".repeat(257), vec![], None, now), Err(StoreError::TooLong(257)));
     }
 
     #[test]

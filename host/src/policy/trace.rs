@@ -105,6 +105,9 @@ pub enum PlanRecord {
         code: String,
         /// For people.
         message: String,
+        /// When the client may ask again, in seconds, where the policy said so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_after: Option<u32>,
     },
     /// Ask the next policy.
     Next,
@@ -154,9 +157,12 @@ impl PlanRecord {
                 Self::Forward { upstream: upstream.clone(), model: model.clone() }
             }
             Some(Plan::Reply(text)) => Self::Reply { text: text.clone() },
-            Some(Plan::Reject { status, code, message }) => {
-                Self::Reject { status: *status, code: code.clone(), message: message.clone() }
-            }
+            Some(Plan::Reject { status, code, message, retry_after }) => Self::Reject {
+                status: *status,
+                code: code.clone(),
+                message: message.clone(),
+                retry_after: *retry_after,
+            },
         }
     }
 }

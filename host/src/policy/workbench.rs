@@ -151,7 +151,8 @@ impl Workbench {
         self.version = Arc::new(Published { entry, ..Published::clone(&self.version) });
         let now = SystemTime::now();
         for (key, value) in values {
-            self.version.entry.store.set(key, value.clone().into_bytes(), None, now)?;
+            let set = self.version.entry.store.set(key, value.clone().into_bytes(), None, now);
+            set.map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -177,7 +178,8 @@ impl Workbench {
         let patience = Patience { queue: Duration::from_secs(60), wall: self.version.settings.limits.wall() };
         let capabilities = &self.version.settings.capabilities;
         let allowed = Allowed { names: None, capabilities, request };
-        run::call(&self.runtime, &self.version, &allowed, place, patience).await.step
+        let conversation = super::conversation_hash(request);
+        run::call(&self.runtime, &self.version, &allowed, conversation, place, patience).await.step
     }
 
     /// Ends what runs beside the calls.

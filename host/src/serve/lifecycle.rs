@@ -98,9 +98,11 @@ impl From<ChangeError> for ApiError {
             ChangeError::Unknown(_) => Kind::NotFound,
             ChangeError::Name(_) => Kind::Invalid,
             ChangeError::Refused(refused) => {
-                Kind::Rejected { status: 422, code: refused.code.code().to_owned() }
+                Kind::Rejected { status: 422, code: refused.code.code().to_owned(), retry_after: None }
             }
-            ChangeError::Conflict(_) => Kind::Rejected { status: 409, code: "conflict".to_owned() },
+            ChangeError::Conflict(_) => {
+                Kind::Rejected { status: 409, code: "conflict".to_owned(), retry_after: None }
+            }
             ChangeError::Disk { .. } => Kind::Internal,
         };
         Self::new(kind, message)

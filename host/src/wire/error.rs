@@ -72,6 +72,8 @@ pub enum Kind {
         status: u16,
         /// The policy's own code.
         code: String,
+        /// In seconds, where the policy says when to ask again.
+        retry_after: Option<u32>,
     },
     /// A fault of the server.
     Internal,
@@ -117,7 +119,7 @@ impl Kind {
             Self::Upstream { status, code } => {
                 row((*status, "upstream_error"), code, (*status, "upstream_error"))
             }
-            Self::Rejected { status, code } => {
+            Self::Rejected { status, code, .. } => {
                 let kind = if *status < 500 { INVALID } else { SERVER };
                 row((*status, kind), code, (*status, "policy_rejection"))
             }
@@ -130,6 +132,9 @@ impl Kind {
         match self {
             Self::Busy | Self::Full => Some(Duration::from_secs(1)),
             Self::Stopping => Some(Duration::from_secs(5)),
+            Self::Rejected { retry_after, .. } => {
+                retry_after.map(|seconds| Duration::from_secs(u64::from(seconds)))
+            }
             _ => None,
         }
     }
@@ -293,6 +298,19 @@ mod tests {
                 assert_eq!(response.headers()["retry-after"], "1");
                 assert_eq!(response.headers()["retry-after-ms"], "1000");
             }
+        }
+    }
+
+    #[test]
+    fn a_rejection_says_when_to_come_back_where_its_policy_did() {
+        for (retry_after, header) in
+            [(None, None), (Some(0), Some("0")), (Some(u32::MAX), Some("4294967295"))]
+        {
+            let kind = Kind::Rejected { status: 403, code: "spent".into(), retry_after };
+            let response = ApiError::new(kind, "later").into_response(Dialect::OpenAi);
+            let said = response.headers().get("retry-after").map(|value| value.to_str().unwrap());
+            assert_eq!((response.status().as_u16(), said), (403, header));
+            assert_eq!(response.headers().contains_key("retry-after-ms"), header.is_some());
         }
     }
 

@@ -4,15 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::server::{Answer, MODEL, Subject, chat_body};
+use crate::server::{Answer, MODEL, Subject, chat_body, repository};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use forkpoint::config::{ToolConfig, UpstreamConfig};
+use forkpoint::guest_tools::{Wit, componentize};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
+
+/// The policy for the trial of contract 0.2; its source says what it does.
+const TRIAL: &str = "tests/fixtures/trial.core.wat";
 
 /// The policy that does what the last user turn says; tests/fixtures/README.md lists its commands.
 const SCRIPTED: &str = "tests/fixtures/scripted.wasm";
@@ -160,6 +164,32 @@ async fn every_plan_says_who_decided_and_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_rejection_says_when_to_ask_again_where_its_contract_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let trial = folder.path().join("trial.wasm");
+    let core = std::fs::read(repository(TRIAL)).unwrap();
+    std::fs::write(&trial, componentize(&core, false, Wit::of("0.2.0-trial").unwrap()).unwrap()).unwrap();
+    let server = Subject::with_policies(&[SCRIPTED, trial.to_str().unwrap()], |_| {}).await;
+    for stream in [false, true] {
+        let mut body = chat_body("trial", "r");
+        body["stream"] = json!(stream);
+        let refusal = server.ask(CHAT, body).await;
+        assert_eq!(refusal.error(), (429, "spent".into(), "Spent.".into()));
+        assert_eq!((refusal.header("retry-after"), refusal.header("retry-after-ms")), ("17", "17000"));
+        assert_eq!(told(&refusal), ("trial", "reject", "trial"));
+
+        let silent = script(&server, "reject:429:spent:Spent.", stream).await;
+        assert_eq!(silent.error(), (429, "spent".into(), "Spent.".into()));
+        assert_eq!((silent.header("retry-after"), silent.header("retry-after-ms")), ("", ""));
+    }
+    for (policy, contract) in [("trial", "0.2.0-trial"), ("scripted", "0.1.0")] {
+        let status = server.get(&format!("/v1/policies/{policy}")).await.ok();
+        assert_eq!(status["contract"], contract);
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_reply_continues_from_what_the_policy_asked() {
     let server = start("http://127.0.0.1:9/v1").await;
     let plain = script(&server, "generate", false).await.ok()["usage"].clone();
@@ -245,7 +275,7 @@ async fn auto_is_the_policy_of_that_name_once_it_is_there() {
     assert_eq!(server.ask(CHAT, body(json!("auto"))).await.error().1, "model_not_found");
     assert_eq!(server.ask(CHAT, body(Value::Null)).await.header("x-forkpoint-policy"), "");
 
-    std::fs::copy(crate::server::repository(SCRIPTED), server.plugins.path().join("auto.wasm")).unwrap();
+    std::fs::copy(repository(SCRIPTED), server.plugins.path().join("auto.wasm")).unwrap();
     for _ in 0..600 {
         if server.get("/v1/policies/auto").await.json()["state"] == "serving" {
             break;

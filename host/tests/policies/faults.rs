@@ -94,7 +94,9 @@ async fn a_fault_leads_to_the_fallback_that_is_set() {
         assert_eq!(routed.reason, "chain-exhausted");
 
         let routed = bench.route(&["refuses", "v1"], say("error:my secret")).await;
-        let Plan::Reject { status, code, message } = &routed.plan else { panic!("{}", routed.plan.kind()) };
+        let Plan::Reject { status, code, message, .. } = &routed.plan else {
+            panic!("{}", routed.plan.kind())
+        };
         assert_eq!((*status, code.as_str()), (503, "policy-failed"));
         assert!(message.contains("refuses") && !message.contains("secret"), "{message}");
         assert_eq!(routed.reason, "policy-error");

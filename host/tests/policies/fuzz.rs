@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forkpoint::policy::offline::{Even, OfflineSession};
 use forkpoint::policy::{Manifest, Workbench, WorkbenchError, WorkbenchOptions};
 
-use super::{Bench, fixture, root, say, text};
+use super::{Bench, eventually, fixture, root, say, text, trial};
 
 /// Where runs begin besides the one of the environment.
 const SEEDS: [u64; 3] = [1, 0xf0bb, 0x5eed_cafe];
@@ -103,6 +103,8 @@ fn script(random: &mut Random) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_in_any_order_leave_sessions_and_pages_whole() {
     let bench = Arc::new(Bench::start(&["wild=scripted", "good=scripted"], |_| {}).await);
+    bench.replace("trial", &trial());
+    eventually("the trial is served", || bench.policies.has("trial")).await;
     let (sources, runs) = sources(40);
     for mut random in sources {
         for _ in 0..runs {
@@ -112,7 +114,7 @@ async fn calls_in_any_order_leave_sessions_and_pages_whole() {
             let calls = scripts.into_iter().map(|(script, given_up)| {
                 let bench = bench.clone();
                 tokio::spawn(async move {
-                    let call = bench.route(&["wild", "wild"], say(&script));
+                    let call = bench.route(&["wild", "trial", "wild"], say(&script));
                     let patience = std::time::Duration::from_millis(if given_up { 2 } else { 30_000 });
                     let routed = tokio::time::timeout(patience, call).await;
                     assert!(given_up || routed.is_ok(), "hangs:\n{script}");
@@ -130,7 +132,9 @@ async fn calls_in_any_order_leave_sessions_and_pages_whole() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_components_are_refused_or_run() {
-    let whole: Vec<Vec<u8>> = ["reply-v1", "scripted"].map(|name| fs::read(fixture(name)).unwrap()).into();
+    let mut whole: Vec<Vec<u8>> =
+        ["reply-v1", "scripted"].map(|name| fs::read(fixture(name)).unwrap()).into();
+    whole.push(trial());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.wasm");
     let (sources, runs) = sources(12);

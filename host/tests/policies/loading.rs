@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-use forkpoint::guest_tools::componentize;
+use forkpoint::guest_tools::{CONTRACT, Wit, componentize};
 use forkpoint::policy::{LoadCode, PolicyState};
 
 use super::{Bench, eventually, fixture, root, text};
@@ -19,9 +19,8 @@ fn hostile() -> BTreeMap<String, (Vec<u8>, String)> {
         .map(|(file, code)| {
             let bytes = fs::read(dir.join(&file)).unwrap();
             let bytes = match file.as_str() {
-                core if core.ends_with(".core.wat") => {
-                    componentize(&bytes, false, None).unwrap_or_else(|error| panic!("{file}: {error}"))
-                }
+                core if core.ends_with(".core.wat") => componentize(&bytes, false, Wit::Text(CONTRACT))
+                    .unwrap_or_else(|error| panic!("{file}: {error}")),
                 wat if wat.ends_with(".wat") => wat::parse_bytes(&bytes).unwrap().into_owned(),
                 _ => bytes,
             };
@@ -54,7 +53,9 @@ async fn every_hostile_file_has_its_code_and_harms_no_other() {
         assert!(message.contains(word), "{name}: {message}");
     };
     says("core-module", "forkpoint policy componentize");
-    says("newer-contract", "0.1.0");
+    says("newer-contract", "the versions of the contract served here are 0.2.0-trial and 0.1.0");
+    says("two-contracts", "a policy is built against one version");
+    says("wrong-signature", "imports no interface of forkpoint:policy");
     says("wrong-world", "route");
     says("reads-files", "wasi:");
     says("loop", "cpu_ms");

@@ -1,7 +1,9 @@
 //! Policies from outside: files in a directory, a real engine on a tiny random model, and what comes of requests.
 //!
 //! `tests/fixtures/scripted.wasm` does what the request's last turn says; its README lists the commands.
+//! `trial.core.wat` there does so against the trial of the next contract.
 
+mod contracts;
 mod faults;
 mod fuzz;
 mod loading;
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forkpoint::guest_tools::{Wit, componentize};
 use forkpoint::policy::{
     Fault, GeneratePlan, Plan, Policies, PolicyOptions, PolicyRules, PolicyStatus, RouteRequest, Routed,
 };
@@ -99,6 +102,12 @@ fn root() -> &'static Path {
 
 fn fixture(name: &str) -> PathBuf {
     root().join("tests/fixtures").join(format!("{name}.wasm"))
+}
+
+/// The policy for the trial of contract 0.2.
+fn trial() -> Vec<u8> {
+    let core = fs::read(root().join("tests/fixtures/trial.core.wat")).unwrap();
+    componentize(&core, false, Wit::of("0.2.0-trial").unwrap()).unwrap()
 }
 
 /// A request whose last turn says this.

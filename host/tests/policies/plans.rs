@@ -18,7 +18,9 @@ async fn each_plan_comes_out_as_the_policy_made_it() {
     let run = async |script: &str| bench.run("scripted", script).await;
 
     assert_eq!(text(&run("reply:Good day.").await), "Good day.");
-    let Plan::Reject { status, code, message } = run("reject:451:not-here:Not here.").await.plan else {
+    let Plan::Reject { status, code, message, retry_after: None } =
+        run("reject:451:not-here:Not here.").await.plan
+    else {
         panic!("no rejection")
     };
     assert_eq!((status, code.as_str(), message.as_str()), (451, "not-here", "Not here."));

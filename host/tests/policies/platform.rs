@@ -139,6 +139,7 @@ async fn a_manifest_pins_its_component_and_names_its_contract() {
         (format!("sha256 = '{pinned}'\ncontract = '0.1'"), None),
         (format!("sha256 = '{}'", "0".repeat(64)), Some(LoadCode::Pin)),
         ("contract = '0.2'".to_owned(), Some(LoadCode::WrongWorld)),
+        ("contract = '0.2.0-trial'".to_owned(), Some(LoadCode::WrongWorld)),
     ] {
         let bench = start(&manifest, "").await;
         let status = bench.status("p");

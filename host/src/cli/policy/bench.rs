@@ -41,8 +41,8 @@ struct Row {
     p99: f64,
     /// On an instance that is called again and again; none where one cannot be.
     warm_p50: Option<f64>,
-    /// Wasmtime alone, with the same component.
-    bare_p50: f64,
+    /// Wasmtime alone, with the same component, where its contract is the one that this is done for.
+    bare_p50: Option<f64>,
     memory_kib: u64,
 }
 
@@ -77,7 +77,9 @@ impl BenchArgs {
         };
         let mut warm = Some(Workbench::load(component, &WorkbenchOptions { warm: true, ..kept })?);
         let bytes = std::fs::read(component)?;
-        let bare = Bare::new(&bytes, 1, 256 << 20, &request, bench.settings().config.clone())?;
+        let bare = (bench.contract() == Bare::CONTRACT)
+            .then(|| Bare::new(&bytes, 1, 256 << 20, &request, bench.settings().config.clone()))
+            .transpose()?;
         let (mut ours, mut again, mut theirs, mut memory) = (Vec::new(), Vec::new(), Vec::new(), 0);
         for _ in 0..self.calls {
             let session = OfflineSession::holding(&request.messages, Arc::new(Even));
@@ -88,9 +90,11 @@ impl BenchArgs {
                 bail!("a call ended with {fault}");
             }
             memory = step.used.memory.max(memory);
-            let start = Instant::now();
-            bare.call().await.map_err(|error| anyhow::anyhow!("wasmtime alone: {error:#}"))?;
-            theirs.push(start.elapsed().as_secs_f64() * 1e6);
+            if let Some(bare) = &bare {
+                let start = Instant::now();
+                bare.call().await.map_err(|error| anyhow::anyhow!("wasmtime alone: {error:#}"))?;
+                theirs.push(start.elapsed().as_secs_f64() * 1e6);
+            }
             if let Some(bench) = &warm {
                 let session = OfflineSession::holding(&request.messages, Arc::new(Even));
                 let start = Instant::now();
@@ -114,7 +118,7 @@ impl BenchArgs {
             p50: quantile(&ours, 0.5),
             p99: quantile(&ours, 0.99),
             warm_p50: warm.is_some().then(|| quantile(&again, 0.5)),
-            bare_p50: quantile(&theirs, 0.5),
+            bare_p50: bare.map(|_| quantile(&theirs, 0.5)),
             memory_kib: memory >> 10,
         };
         bench.close().await;
@@ -158,17 +162,22 @@ fn describe(rows: &[Row]) -> String {
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "{:24} {:>9} {:>11.0} {:>9.2} {:>12.0} {:>12.0} {:>14.0} {:>9} {:>11}",
+            "{:24} {:>9} {:>11.0} {:>9.2} {:>12.0} {:>12.0} {:>14} {:>9} {:>11}",
             row.name,
             row.bytes >> 10,
             row.compile_ms,
             row.load_ms,
             row.p50,
             row.p99,
-            row.bare_p50,
-            row.warm_p50.map_or_else(|| "-".into(), |p50| format!("{p50:.0}")),
+            median(row.bare_p50),
+            median(row.warm_p50),
             row.memory_kib
         );
     }
     text
+}
+
+/// A dash where there is nothing to take it of.
+fn median(us: Option<f64>) -> String {
+    us.map_or_else(|| "-".to_owned(), |us| format!("{us:.0}"))
 }

@@ -13,7 +13,8 @@ use clap::{Args, ValueEnum};
 
 use self::kit::Kit;
 use crate::cli::files::write_file;
-use crate::policy::is_policy_name;
+use crate::guest_tools::Wit;
+use crate::policy::{CONTRACT_VERSIONS, is_policy_name};
 
 /// What `forkpoint policy build` takes.
 #[derive(Debug, Args)]
@@ -34,10 +35,13 @@ pub(in crate::cli) struct BuildArgs {
     /// Where the component goes [default: DIR/NAME.wasm, NAME being its manifest's name or the folder's].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Take the contract and the helpers from here, a folder like the repository's wit/ [default: DIR/wit, or those
-    /// built in].
+    /// Take the contract and the helpers from here, a folder like the repository's wit/ or with a contract alone
+    /// [default: DIR/wit, or those built in].
     #[arg(long, value_name = "DIR")]
     wit: Option<PathBuf>,
+    /// Take this version of the contract, which is built in.
+    #[arg(long, value_name = "VERSION", conflicts_with = "wit", value_parser = CONTRACT_VERSIONS)]
+    contract: Option<String>,
     /// Link the adapter from WASI, for C, C++ and Go, rather than stand-ins that give nothing. Policies are refused
     /// WASI, and the refusal names what was called.
     #[arg(long)]
@@ -87,7 +91,9 @@ impl BuildArgs {
         };
         let scratch = tempfile::Builder::new().prefix("forkpoint-build-").tempdir();
         let scratch = scratch.context("cannot make a folder for what is built")?;
-        let kit = Kit::find(self.wit.as_deref(), &dir, scratch.path())?;
+        let named = self.wit.as_deref().map(Wit::Path);
+        let named = named.or_else(|| self.contract.as_deref().and_then(Wit::of));
+        let kit = Kit::find(named, &dir, scratch.path())?;
         let job =
             Job { dir: &dir, wit: kit.path(), scratch: scratch.path(), wasi: self.wasi, flags: &self.flags };
         let component = recipes::build(language, &job)?;
@@ -157,7 +163,14 @@ fn policy_name(dir: &Path) -> Result<String> {
 impl BuildArgs {
     /// The build of a folder into a file.
     pub(super) fn of(dir: &Path, out: &Path) -> Self {
-        Self { dir: dir.to_owned(), out: Some(out.to_owned()), wit: None, wasi: false, flags: Vec::new() }
+        Self {
+            dir: dir.to_owned(),
+            out: Some(out.to_owned()),
+            wit: None,
+            contract: None,
+            wasi: false,
+            flags: Vec::new(),
+        }
     }
 }
 

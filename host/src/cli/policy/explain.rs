@@ -207,7 +207,10 @@ fn answered(question: &Question, answer: &Answer, probe: Option<&str>, time: &st
 
 fn decided(routed: &Routed) -> String {
     let plan = match PlanRecord::from(&routed.plan) {
-        PlanRecord::Reject { status, code, message } => format!("reject {status} {code}  {message:?}"),
+        PlanRecord::Reject { status, code, message, retry_after } => {
+            let when = retry_after.map(|seconds| format!(", retry after {seconds} s")).unwrap_or_default();
+            format!("reject {status} {code}  {message:?}{when}")
+        }
         PlanRecord::Reply { text } => format!("reply {text:?}"),
         PlanRecord::Forward { upstream, model } => {
             format!(

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 use self::bench::BenchArgs;
 use self::build::BuildArgs;
@@ -24,7 +24,8 @@ use self::replay::ReplayArgs;
 use self::test::TestArgs;
 use super::files::{read_file, write_file};
 use super::on_runtime;
-use crate::guest_tools;
+use crate::guest_tools::{self, CONTRACT, Wit};
+use crate::policy::CONTRACT_VERSIONS;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
@@ -78,9 +79,8 @@ Examples:
         /// Link the adapter from WASI preview 1.
         #[arg(long)]
         adapt: bool,
-        /// The contract, for a module that does not carry it [default: the one built in].
-        #[arg(long, value_name = "DIR")]
-        wit: Option<PathBuf>,
+        #[command(flatten)]
+        contract: ContractArgs,
     },
     /// Write bindings of the contract for a language.
     #[command(subcommand)]
@@ -90,14 +90,35 @@ Examples:
 #[derive(Debug, Subcommand)]
 pub(super) enum BindgenCommand {
     /// For C: policy.h, policy.c and an object to link.
-    #[command(after_help = "Example:\n  forkpoint policy bindgen c --wit wit build/bindings")]
+    #[command(after_help = "\
+Examples:
+  forkpoint policy bindgen c build/bindings
+  forkpoint policy bindgen c --contract 0.2.0-trial build/bindings
+  forkpoint policy bindgen c --wit wit build/bindings")]
     C {
-        /// The contract.
-        #[arg(long, value_name = "DIR")]
-        wit: PathBuf,
+        #[command(flatten)]
+        contract: ContractArgs,
         /// The folder to write into.
         out_dir: PathBuf,
     },
+}
+
+/// Which contract.
+#[derive(Debug, Args)]
+pub(super) struct ContractArgs {
+    /// The contract, from a folder or a file. A module that carries its own keeps that.
+    #[arg(long, value_name = "DIR")]
+    wit: Option<PathBuf>,
+    /// The contract of this version, which is built in [default: 0.1.0].
+    #[arg(long, value_name = "VERSION", conflicts_with = "wit", value_parser = CONTRACT_VERSIONS)]
+    contract: Option<String>,
+}
+
+impl ContractArgs {
+    fn wit(&self) -> Wit<'_> {
+        let named = self.contract.as_deref().and_then(Wit::of);
+        self.wit.as_deref().map(Wit::Path).or(named).unwrap_or(Wit::Text(CONTRACT))
+    }
 }
 
 impl PolicyCommand {
@@ -110,14 +131,14 @@ impl PolicyCommand {
             Self::Replay(args) => on_runtime(args.run()),
             Self::Explain(args) => on_runtime(args.run()),
             Self::Bench(args) => on_runtime(args.run()),
-            Self::Componentize { input, output, adapt, wit } => {
+            Self::Componentize { input, output, adapt, contract } => {
                 let core = read_file(&input)?;
-                let component = guest_tools::componentize(&core, adapt, wit.as_deref())
+                let component = guest_tools::componentize(&core, adapt, contract.wit())
                     .with_context(|| format!("cannot make a component of {}", input.display()))?;
                 write_file(&output, &component)
             }
-            Self::Bindgen(BindgenCommand::C { wit, out_dir }) => {
-                let written = guest_tools::bindgen_c(&wit, &out_dir)?;
+            Self::Bindgen(BindgenCommand::C { contract, out_dir }) => {
+                let written = guest_tools::bindgen_c(contract.wit(), &out_dir)?;
                 for path in written {
                     eprintln!("wrote {}", path.display());
                 }

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 
 use super::Language;
-use crate::guest_tools::{self, CONTRACT};
+use crate::guest_tools::{self, CONTRACT, Wit};
 
 /// What the Go module of the helpers is called.
 pub(super) const GO_MODULE: &str = "github.com/forkpoint/forkpoint/wit/go";
@@ -66,18 +67,28 @@ pub(super) const fn helpers(language: Language) -> &'static [(&'static str, &'st
 pub(in crate::cli::policy) struct Kit(PathBuf);
 
 impl Kit {
-    /// The one that was asked for, the policy's own, or the one built in, which goes into `scratch`.
-    pub(super) fn find(named: Option<&Path>, dir: &Path, scratch: &Path) -> Result<Self> {
-        if let Some(named) = named {
-            let named = named.canonicalize().with_context(|| format!("cannot read {}", named.display()))?;
-            if !named.join("policy.wit").is_file() {
-                bail!("{} has no policy.wit", named.display());
+    /// The one that was asked for, the policy's own, or the one built in, which goes into `scratch`. A contract that
+    /// comes without helpers gets those built in, which are made for [`CONTRACT`].
+    pub(super) fn find(named: Option<Wit<'_>>, dir: &Path, scratch: &Path) -> Result<Self> {
+        let contract = match named {
+            Some(Wit::Path(named)) => {
+                let named =
+                    named.canonicalize().with_context(|| format!("cannot read {}", named.display()))?;
+                let Ok(contract) = std::fs::read_to_string(named.join("policy.wit")) else {
+                    bail!("{} has no policy.wit", named.display());
+                };
+                if Language::value_variants()
+                    .iter()
+                    .any(|language| named.join(helpers(*language)[0].0).is_file())
+                {
+                    return Ok(Self(named));
+                }
+                contract
             }
-            return Ok(Self(named));
-        }
-        if dir.join("wit/policy.wit").is_file() {
-            return Ok(Self(dir.join("wit")));
-        }
+            Some(Wit::Text(contract)) => contract.to_owned(),
+            None if dir.join("wit/policy.wit").is_file() => return Ok(Self(dir.join("wit"))),
+            None => CONTRACT.to_owned(),
+        };
         let built_in = scratch.join("wit");
         for language in [
             Language::C,
@@ -91,6 +102,7 @@ impl Kit {
         ] {
             write(language, &built_in)?;
         }
+        write_file(&built_in.join("policy.wit"), &contract)?;
         Ok(Self(built_in))
     }
 
@@ -118,14 +130,12 @@ pub(in crate::cli::policy) fn write_file(path: &Path, text: &str) -> Result<()> 
 
 /// Completes the Go module at `module`, whose helpers import the generated bindings of the contract.
 pub(in crate::cli::policy) fn bind_go(wit: &Path, module: &Path) -> Result<()> {
-    guest_tools::bindgen_go(wit, module, GO_MODULE)?;
+    guest_tools::bindgen_go(Wit::Path(wit), module, GO_MODULE)?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
-
     use super::*;
 
     /// Every file below `dir` that is a helper, by its path in `wit/`.
@@ -167,7 +177,21 @@ mod tests {
         write(Language::C, &dir.path().join("wit")).unwrap();
         assert_eq!(Kit::find(None, dir.path(), scratch.path()).unwrap().path(), dir.path().join("wit"));
         assert!(!dir.path().join("wit/zig").exists());
-        let error = Kit::find(Some(scratch.path()), dir.path(), scratch.path()).err().unwrap().to_string();
+        let error =
+            Kit::find(Some(Wit::Path(scratch.path())), dir.path(), scratch.path()).err().unwrap().to_string();
         assert!(error.contains("has no policy.wit"), "{error}");
+    }
+
+    #[test]
+    fn a_contract_without_helpers_gets_those_built_in() {
+        let (dir, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write(Language::C, &dir.path().join("wit")).unwrap();
+        let trial = Path::new(env!("CARGO_MANIFEST_DIR")).join("../wit/trial");
+        for named in [Wit::Path(&trial), Wit::of("0.2.0-trial").unwrap()] {
+            let kit = Kit::find(Some(named), dir.path(), scratch.path()).unwrap();
+            let contract = std::fs::read_to_string(kit.path().join("policy.wit")).unwrap();
+            assert!(contract.contains("package forkpoint:policy@0.2.0-trial;"));
+            assert!(kit.path().join("c/forkpoint.h").is_file());
+        }
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use super::tool::{ASC, CARGO, COMPONENTIZE_PY, COMPONENTIZE_QJS, GO, RUSTC, TSC, ZIG, output, run};
 use super::{Job, Language, kit, script};
-use crate::guest_tools;
+use crate::guest_tools::{self, Wit};
 
 /// The target of policies in Rust: it has nothing of WASI.
 const WASM: &str = "wasm32-unknown-unknown";
@@ -66,7 +66,7 @@ fn cargo_module(metadata: &serde_json::Value, manifest: &Path) -> Option<PathBuf
 /// C, or C++ over the bindings for C. `extension` is that of the policy's sources.
 fn c(job: &Job<'_>, extension: &str) -> Result<Vec<u8>> {
     let bindings = job.scratch.join("bindings");
-    guest_tools::bindgen_c(job.wit, &bindings)?;
+    guest_tools::bindgen_c(Wit::Path(job.wit), &bindings)?;
     let include = |folder: &Path| format!("-I{}", folder.display());
     let object = job.scratch.join("bindings.o");
     let mut zig = ZIG.command(job.dir)?;
@@ -198,7 +198,7 @@ fn wat(job: &Job<'_>) -> Result<Vec<u8>> {
     }
     let path = job.dir.join("policy.wat");
     let module = include_helpers(&read(&path)?, &read(&job.wit.join("wat/forkpoint.wat"))?);
-    guest_tools::componentize(module.as_bytes(), false, Some(job.wit))
+    guest_tools::componentize(module.as_bytes(), false, Wit::Path(job.wit))
         .with_context(|| format!("cannot make a component of {}", path.display()))
 }
 
@@ -212,16 +212,16 @@ fn include_helpers(policy: &str, helpers: &str) -> String {
 }
 
 fn component(core: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
-    Ok(guest_tools::componentize(&read_bytes(core)?, false, Some(job.wit))?)
+    Ok(guest_tools::componentize(&read_bytes(core)?, false, Wit::Path(job.wit))?)
 }
 
 /// The component of a module whose runtime is made for WASI, which policies are refused.
 fn without_wasi(core: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     let core = read_bytes(core)?;
     Ok(if job.wasi {
-        guest_tools::componentize(&core, true, Some(job.wit))?
+        guest_tools::componentize(&core, true, Wit::Path(job.wit))?
     } else {
-        guest_tools::componentize_without_wasi(&core, Some(job.wit))?
+        guest_tools::componentize_without_wasi(&core, Wit::Path(job.wit))?
     })
 }
 

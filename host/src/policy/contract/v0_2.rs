@@ -1,0 +1,13 @@
+//! The newest contract, `wit/trial/policy.wit`, as Rust types and traits: the one that the host speaks. Its imports
+//! are `policy/imports.rs`.
+
+wasmtime::component::bindgen!({
+    path: "../wit/trial",
+    world: "policy",
+    imports: { default: async | trappable },
+    exports: { default: async },
+    with: { "forkpoint:policy/engine.session": crate::policy::guest::Place },
+    trappable_error_type: { "forkpoint:policy/engine.failure" => crate::policy::guest::Refusal },
+});
+
+pub(in crate::policy) use self::forkpoint::policy::{dispatch, engine, host, types};
