@@ -1,5 +1,5 @@
 //! Processor time of one guest: measured on the thread that runs it, so that a busy machine, a wait for the
-//! engine or a slow import never counts against a policy.
+//! engine or another import that waits never counts against a policy.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
