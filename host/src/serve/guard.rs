@@ -11,7 +11,7 @@ use std::time::Instant;
 use async_stream::stream;
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::{FutureExt, StreamExt};
@@ -240,10 +240,18 @@ fn end_with_body(response: Response, mut ending: Ending) -> Response {
         ending.finished = true;
         return response;
     }
+    // An upstream's answer may say its length: once so much is sent, no one asks whether there is more.
+    let length = response.headers().get(header::CONTENT_LENGTH);
+    let mut missing = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    ending.finished = missing == Some(0);
     response.map(|body| {
         Body::from_stream(stream! {
             let mut parts = body.into_data_stream();
             while let Some(part) = parts.next().await {
+                if let (Some(missing), Ok(part)) = (&mut missing, &part) {
+                    *missing = missing.saturating_sub(part.len() as u64);
+                    ending.finished = *missing == 0;
+                }
                 yield part;
             }
             ending.finished = true;
