@@ -16,4 +16,5 @@ pub mod models;
 pub mod policy;
 pub mod probe;
 pub mod serve;
+pub mod traces;
 pub mod wire;

@@ -118,7 +118,7 @@ def binary() -> str:
 
 
 def is_setting(name: str) -> bool:
-    return name.startswith("FORKPOINT_") and name != "FORKPOINT_CACHE"
+    return name.startswith(("FORKPOINT_", "OTEL_")) and name != "FORKPOINT_CACHE"
 
 
 def free_port() -> int:

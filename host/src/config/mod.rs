@@ -35,7 +35,8 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer};
 
 pub use self::bytes::Bytes;
-use crate::policy::{PolicyRules, SomeLimits, is_policy_name};
+use crate::policy::{PolicyRules, Share, SomeLimits, is_policy_name};
+use crate::traces::collector_url;
 
 /// What `forkpoint.toml` says; what it does not say has the default.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -53,6 +54,8 @@ pub struct Config {
     pub state: StateConfig,
     /// `[journal]`: the record of what was decided.
     pub journal: JournalConfig,
+    /// `[traces]`: OpenTelemetry spans of requests.
+    pub traces: TracesConfig,
     /// `[policies.<name>]`: what one policy may use.
     pub policies: BTreeMap<String, PolicyRules>,
     /// `[upstreams.<name>]`: model servers elsewhere.
@@ -257,6 +260,25 @@ impl Default for JournalConfig {
     }
 }
 
+/// `[traces]`. OpenTelemetry's environment variables count where it says nothing.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TracesConfig {
+    /// Where a collector takes OTLP over HTTP, such as `http://127.0.0.1:4318`; `/v1/traces` is added. None, here and
+    /// in the environment, makes no traces.
+    pub endpoint: Option<String>,
+    /// The share of requests that are traced, of those whose client has not decided that.
+    pub sample: Share,
+    /// What the server is called in its spans.
+    pub service_name: Option<String>,
+}
+
+impl Default for TracesConfig {
+    fn default() -> Self {
+        Self { endpoint: None, sample: Share::ALL, service_name: None }
+    }
+}
+
 /// `[upstreams.<name>]`: a server that speaks OpenAI's chat completions.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -372,6 +394,9 @@ impl Config {
             let message = "names have 1 to 64 of a-z, 0-9, - and _, and start with a letter or digit";
             return Err(ConfigError::value(format!("policies.{name}"), message));
         }
+        if let Some(endpoint) = &self.traces.endpoint {
+            collector_url("traces.endpoint", endpoint, true)?;
+        }
         let at_least_one = [
             ("server.max_in_flight", self.server.max_in_flight as u64),
             ("server.max_connections", self.server.max_connections as u64),
@@ -465,6 +490,9 @@ mod tests {
             ("[routes]\nx = ['A b']", "routes.x: \"A b\" cannot be a policy's name"),
             ("[policies.'A b']", "policies.A b: names have"),
             ("[upstreams.u]\nurl = 'http://h'", "missing field `model`"),
+            ("[traces]\nendpoint = 'collector:4318'", "traces.endpoint: must start with http:// or https://"),
+            ("[traces]\nendpoint = ''", "traces.endpoint: \"\" is not a URL"),
+            ("[traces]\nsample = 1.5", "a share is from 0 to 1, got 1.5"),
             ("[server]\nmax_in_flight = 0", "server.max_in_flight: must be at least 1, got 0"),
         ];
         for (text, message) in cases {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::delivery::Delivery;
 use crate::config::{ConfigError, UpstreamConfig};
 use crate::serve::App;
+use crate::traces::{Dispatched, Forwarded, Phase, Timeline, new_span_id};
 use crate::wire::{ApiError, Kind, sse};
 
 /// How long a connection may take.
@@ -121,6 +122,9 @@ pub(super) async fn forward(
         return Err(ApiError::new(Kind::Internal, format!("there is no upstream {name:?}")));
     };
     let sent = send(name, upstream, model, body, delivery).await;
+    if sent.is_err() {
+        delivery.context.time(Timeline::dispatch_ends);
+    }
     match &sent {
         Ok(_) => app.metrics.forwarded(name, "ok"),
         Err(ApiError { kind: Kind::Upstream { code, .. }, .. }) => app.metrics.forwarded(name, code),
@@ -142,6 +146,18 @@ async fn send(
 ) -> Result<Response, ApiError> {
     let model = model.unwrap_or_else(|| upstream.model.clone());
     delivery.context.record.note().model = Some(format!("{name}/{model}"));
+    let span = new_span_id();
+    delivery.context.time(|timeline| {
+        let forwarded = Forwarded {
+            span,
+            upstream: name.to_owned(),
+            model: model.clone(),
+            address: upstream.url.host_str().unwrap_or_default().to_owned(),
+            port: upstream.url.port_or_known_default(),
+            status: None,
+        };
+        timeline.dispatched = Some((Phase::begin(), Dispatched::Forward(forwarded)));
+    });
     body["model"] = Value::from(model);
     let accept = if delivery.stream { "text/event-stream" } else { "application/json" };
     let request = upstream
@@ -150,6 +166,7 @@ async fn send(
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, accept)
         .header("x-request-id", &delivery.context.id)
+        .headers(delivery.context.trace_headers(span))
         .body(body.to_string());
     let late = || {
         let message =
@@ -165,6 +182,7 @@ async fn send(
         }
         Ok(Ok(answer)) => answer,
     };
+    delivery.context.time(|timeline| timeline.answered(answer.status().as_u16()));
     match answer.status() {
         // The client's key is not at fault, so the client must not be told that it is.
         status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
@@ -202,7 +220,10 @@ fn pass_on(name: String, answer: reqwest::Response, delivery: Delivery) -> Respo
     let body = Body::from_stream(stream! {
         loop {
             let error = match tokio::time::timeout_at(deadline.into(), parts.next()).await {
-                Ok(None) => return,
+                Ok(None) => {
+                    delivery.context.time(Timeline::dispatch_ends);
+                    return;
+                }
                 Ok(Some(Ok(part))) => {
                     yield Ok(part);
                     continue;
@@ -213,6 +234,7 @@ fn pass_on(name: String, answer: reqwest::Response, delivery: Delivery) -> Respo
                 Err(_) => failed(504, "upstream_timeout", format!("the upstream {name} took too long")),
             };
             delivery.context.record.note().error = Some(error.code());
+            delivery.context.time(Timeline::dispatch_ends);
             if is_stream {
                 yield Ok(sse::event(&json!({ "error": error.to_openai() })));
                 yield Ok(sse::DONE);

@@ -11,7 +11,9 @@ use axum::response::Response;
 use bytes::Bytes;
 use forkpoint_engine::{Ended, Event, Generation, Session, Stream};
 
-use super::delivery::{Delivery, event_stream, json_response};
+use super::delivery::{Delivery, Form, event_stream, json_response};
+use crate::serve::RequestContext;
+use crate::traces::{Dispatched, Phase};
 use crate::wire::chat::UsageReport;
 use crate::wire::{ApiError, Kind, sse};
 
@@ -79,6 +81,13 @@ pub(crate) async fn reply(
     account: Account,
     delivery: Delivery,
 ) -> Result<Response, ApiError> {
+    let operation = match delivery.form {
+        Form::Chat => "chat",
+        Form::Text => "text_completion",
+    };
+    delivery.context.time(|timeline| {
+        timeline.dispatched = Some((Phase::begin(), Dispatched::Generate { operation, finish: None }));
+    });
     let mut stream = session.generate(generation).await?;
     // The reply has a fork of its own.
     drop(session);
@@ -101,13 +110,20 @@ async fn collect(mut stream: Stream, account: Account, delivery: &Delivery) -> R
                 all.extend(tokens);
             }
             Event::End(ended) => {
-                let usage = account.ended(ended);
-                delivery.context.record.note().usage = Some(usage);
+                let usage = note_end(&delivery.context, account, ended);
                 return Ok(json_response(&delivery.whole(&whole, &all, ended.reason, usage)));
             }
             Event::Failed(error) => return Err(error.into()),
         }
     }
+}
+
+/// The reply is whole: what the log and the request's spans say of it.
+fn note_end(context: &RequestContext, account: Account, ended: Ended) -> UsageReport {
+    let usage = account.ended(ended);
+    context.record.note().usage = Some(usage);
+    context.time(|timeline| timeline.generated(ended.reason));
+    usage
 }
 
 /// The next event within the request's deadline; a failure is an error.
@@ -155,8 +171,7 @@ fn events(
                     offset += text.chars().count();
                 }
                 Ok(Event::End(ended)) => {
-                    let usage = account.ended(ended);
-                    delivery.context.record.note().usage = Some(usage);
+                    let usage = note_end(&delivery.context, account, ended);
                     yield Ok(delivery.closing(ended.reason, usage, offset));
                     return;
                 }

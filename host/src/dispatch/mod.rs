@@ -48,6 +48,11 @@ pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
         decided: u32::try_from(used.decided_tokens).unwrap_or(u32::MAX),
         ..Account::of(&routed.session)
     };
+    job.delivery.context.time(|timeline| {
+        if let Some((_, steps)) = &mut timeline.chain {
+            *steps = routed.trace.steps;
+        }
+    });
     let result = match routed.plan {
         Plan::Generate(plan) => generate_by(app, plan, routed.session, account, job).await,
         Plan::Forward { upstream, model } => {

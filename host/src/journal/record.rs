@@ -44,6 +44,9 @@ pub struct Record {
     pub kind: Kind,
     /// The request's id.
     pub id: String,
+    /// The id of its trace, where it is traced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
     /// The model that the client named.
     pub model: String,
     /// The policy whose plan was carried out, or the last one asked.
@@ -192,6 +195,7 @@ impl Record {
             v: VERSION,
             time: timestamp(SystemTime::now()),
             id: request.id.clone(),
+            trace_id: request.trace.as_ref().and_then(|trace| trace.id()),
             model: request.model.clone(),
             messages: request.messages.iter().map(turn).collect(),
             tools: if prompts { request.tools.clone() } else { Vec::new() },

@@ -173,6 +173,7 @@ pub(super) struct State {
     pub(super) settings: Arc<PolicySettings>,
     pub(super) held: Held,
     pub(super) request: Asked,
+    /// When the policy was asked.
     pub(super) started: Instant,
     pub(super) waited: Duration,
     memories: usize,
@@ -194,13 +195,14 @@ pub(super) struct Asked {
 }
 
 impl State {
-    /// The state of a guest that is lent `place`.
+    /// The state of a guest that is lent `place`, by a call that began at `started`.
     pub(super) fn new(
         policy: Arc<str>,
         settings: Arc<PolicySettings>,
         held: Held,
         request: &RouteRequest,
         place: Place,
+        started: Instant,
     ) -> Self {
         let offline = matches!(place, Place::Offline(_));
         let mut sessions = Sessions::default();
@@ -218,7 +220,7 @@ impl State {
             settings,
             held,
             request,
-            started: Instant::now(),
+            started,
             waited: Duration::ZERO,
             memories: 0,
         }

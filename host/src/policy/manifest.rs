@@ -95,8 +95,10 @@ impl Canary {
 pub struct Share(f64);
 
 impl Share {
-    /// None and all.
+    /// Nothing.
     pub const NONE: Self = Self(0.0);
+    /// Everything.
+    pub const ALL: Self = Self(1.0);
 
     /// The share, from 0 to 1.
     #[must_use]

@@ -40,7 +40,7 @@ mod workbench;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkpoint_engine::{Role, Session};
 use tokio::sync::{Semaphore, mpsc};
@@ -231,7 +231,7 @@ impl Policies {
         session: Session,
     ) -> Routed {
         let request = request.into();
-        let hash = conversation_hash(&request);
+        let (hash, asked) = (conversation_hash(&request), Instant::now());
         let mut place = Place::Engine(session);
         let mut trace = Trace::default();
         let mut settled = None;
@@ -242,10 +242,11 @@ impl Policies {
                 shadows.extend(share.holds(hash).then_some(name));
                 continue;
             }
+            let at_us = guest::micros(asked.elapsed());
             let (called, fallback) = self.shared.call(name, &request, hash, place).await;
             place = called.place;
             let fault = called.step.fault.clone();
-            trace.steps.push(called.step);
+            trace.steps.push(Step { at_us, ..called.step });
             settled = match (called.decided, fault) {
                 (Some(decided), _) => decided.plan.map(|plan| (plan, decided.labels)),
                 (None, fault) => fallback_plan(name, fallback, fault.as_ref()).map(|plan| (plan, Vec::new())),
@@ -264,7 +265,7 @@ impl Policies {
         let (plan, labels) = settled.unwrap_or_else(|| (Plan::Generate(GeneratePlan::default()), Vec::new()));
         let session = place.into_session().expect("the session is the one that was given");
         for name in shadows {
-            self.shared.shadow(name, &request, hash, &session).await;
+            self.shared.shadow(name, &request, hash, &session, asked).await;
         }
         Routed { policy, version, reason, labels, plan, session, trace }
     }
@@ -345,8 +346,15 @@ impl Shared {
     }
 
     /// Asks a policy apart from the request, on a fork of its session; the plan is only written down. Where too many
-    /// such calls run, or there is no room for a fork, it is not asked.
-    async fn shadow(self: &Arc<Self>, name: &str, request: &Arc<RouteRequest>, hash: u64, session: &Session) {
+    /// such calls run, or there is no room for a fork, it is not asked. `asked` is when the chain was.
+    async fn shadow(
+        self: &Arc<Self>,
+        name: &str,
+        request: &Arc<RouteRequest>,
+        hash: u64,
+        session: &Session,
+        asked: Instant,
+    ) {
         let Some(policy) = self.registry.current(name) else { return };
         let passed = |why: &str| {
             tracing::debug!(target: "policy", policy = name, request = request.id, why, "not asked in shadow");
@@ -361,9 +369,14 @@ impl Shared {
         let (shared, request, usage) = (self.clone(), request.clone(), session.usage());
         self.tasks.spawn(async move {
             let headers = policy.settings.visible(&request.headers);
+            let at_us = guest::micros(asked.elapsed());
             let called = shared.run(&policy, &request, hash, Place::Engine(fork)).await;
+            let step = Step { at_us, ..called.step };
+            if let (Some(traces), Some(context)) = (&shared.options.traces, &request.trace) {
+                traces.shadow(context, asked, &step);
+            }
             if let Some(journal) = &shared.options.journal {
-                journal.write(Record::shadow(&request, called.step, usage, headers, journal.keeps_prompts()));
+                journal.write(Record::shadow(&request, step, usage, headers, journal.keeps_prompts()));
             }
             drop(permit);
         });
@@ -428,6 +441,7 @@ fn unavailable(name: &str, status: Option<PolicyStatus>) -> Step {
     Step {
         policy: name.to_owned(),
         version: String::new(),
+        at_us: 0,
         plan: None,
         reason: fault.kind.reason(),
         labels: Vec::new(),

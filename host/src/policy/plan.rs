@@ -1,11 +1,14 @@
 //! What goes into a policy and what comes out, in the host's own types.
 
+use std::sync::Arc;
+
 use forkpoint_engine::{EngineError, Message, Sampling, Session, Tool};
 use serde::{Deserialize, Serialize};
 
 use super::capabilities::{Capabilities, Names};
 use super::settings::PolicyOptions;
 use super::trace::Trace;
+use crate::traces::TraceContext;
 
 /// A request, as a policy sees it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -26,6 +29,8 @@ pub struct RouteRequest {
     pub drafts: Sampling,
     /// All headers of the client; a policy sees those that its settings list.
     pub headers: Vec<(String, String)>,
+    /// Its place in a trace; none where traces are off.
+    pub trace: Option<Arc<TraceContext>>,
 }
 
 /// How a reply is sampled, where someone said so; the rest keeps its value.

@@ -64,6 +64,7 @@ pub(super) async fn call(
     let step = |reason: String, decisions, used: Used| Step {
         policy: policy.name.to_string(),
         version: policy.version().to_owned(),
+        at_us: 0,
         plan: None,
         reason,
         labels: Vec::new(),
@@ -94,7 +95,7 @@ pub(super) async fn call(
     let _ticking = runtime.tick();
     let settings = policy.settings.clone();
     let held = Held { store: policy.entry.store.clone(), probes: policy.probes.clone() };
-    let state = State::new(policy.name.clone(), settings, held, allowed.request, place);
+    let state = State::new(policy.name.clone(), settings, held, allowed.request, place, start);
     let headers = policy.settings.visible(&allowed.request.headers);
     let request = request_out(allowed.request, conversation, headers);
     let tenant = &allowed.request.tenant;

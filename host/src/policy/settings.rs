@@ -12,6 +12,7 @@ use super::capabilities::{Capabilities, Grant, Names};
 use super::limits::{Limits, SomeLimits};
 use super::manifest::{Canary, Manifest, Share, values};
 use crate::journal::Journal;
+use crate::traces::Traces;
 
 /// How the policies of a server are run.
 #[derive(Debug, Clone)]
@@ -49,6 +50,8 @@ pub struct PolicyOptions {
     pub state: Option<PathBuf>,
     /// Where calls in shadow are written down.
     pub journal: Option<Arc<Journal>>,
+    /// Where their spans are sent.
+    pub traces: Option<Arc<Traces>>,
     /// Where fitted probes are kept over restarts; none fits them anew each time.
     pub probe_cache: Option<PathBuf>,
 }
@@ -74,6 +77,7 @@ impl PolicyOptions {
             engine: None,
             state: None,
             journal: None,
+            traces: None,
             probe_cache: None,
         }
     }

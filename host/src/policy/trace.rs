@@ -52,6 +52,9 @@ pub struct Step {
     pub policy: String,
     /// Its version: the first 12 digits of the component's hash, or nothing when none is served.
     pub version: String,
+    /// Microseconds from when the first policy of the chain was asked to when this one was.
+    #[serde(default)]
+    pub at_us: u64,
     /// Its plan; none after a fault.
     pub plan: Option<PlanRecord>,
     /// Its reason, or the fault's.
@@ -210,7 +213,7 @@ impl std::fmt::Display for FailureKind {
 /// One `decide` of a policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Microseconds from the policy's start to the call.
+    /// Microseconds from when the policy was asked to the call, the wait for a place in the pool included.
     pub at_us: u64,
     /// Microseconds until it was answered.
     pub took_us: u64,

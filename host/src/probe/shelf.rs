@@ -40,6 +40,8 @@ pub(crate) type Probes = BTreeMap<String, Arc<Entry>>;
 
 /// One probe.
 pub(crate) struct Entry {
+    /// `policy/probe`.
+    name: String,
     /// The hash of its examples, or why there are none.
     source: Result<u128, String>,
     state: Mutex<State>,
@@ -62,7 +64,6 @@ struct State {
 
 /// A probe to be fitted.
 struct Fit {
-    name: String,
     entry: Arc<Entry>,
     examples: Examples,
 }
@@ -105,6 +106,11 @@ pub struct ProbeStatus {
 impl Entry {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `policy/probe`.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// What answers now.
@@ -230,6 +236,7 @@ impl Shelf {
                 tracing::warn!(target: "policy", policy, probe = name, error, "not fitted");
             }
             let entry = Arc::new(Entry {
+                name: full,
                 source,
                 state: Mutex::new(state),
                 fitted: AtomicUsize::new(0),
@@ -237,7 +244,7 @@ impl Shelf {
             });
             if let Some(examples) = fit {
                 // The worker ends with the server.
-                let _ = self.fits.send(Fit { name: full, entry: Arc::clone(&entry), examples });
+                let _ = self.fits.send(Fit { entry: Arc::clone(&entry), examples });
             }
             now.insert(name, entry);
         }
@@ -306,7 +313,8 @@ impl State {
 
 impl Fit {
     async fn run(self, engine: &Engine, cache: Option<&Path>) {
-        let Self { name, entry, examples } = self;
+        let Self { entry, examples } = self;
+        let name = entry.name.as_str();
         // A newer file has taken its place.
         if Arc::strong_count(&entry) == 1 {
             return;
@@ -341,7 +349,7 @@ impl Fit {
                 {
                     tracing::warn!(target: "policy", probe = name, %error, "the fitted probe is not kept");
                 }
-                entry.state().answer_with(&name, probe);
+                entry.state().answer_with(name, probe);
             }
             Err(error) => {
                 tracing::warn!(target: "policy", probe = name, %error, "not fitted");

@@ -140,8 +140,8 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
 /// `GET /metrics`.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let in_flight = app.server.max_in_flight - app.in_flight.available_permits();
-    let text =
-        app.metrics.render(&app.engine.counters(), &app.policies.list(), app.journal.as_deref(), in_flight);
+    let (journal, traces) = (app.journal.as_deref(), app.traces.as_deref());
+    let text = app.metrics.render(&app.engine.counters(), &app.policies.list(), journal, traces, in_flight);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

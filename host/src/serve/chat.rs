@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`: straight to the model, or by way of policies.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -25,6 +25,7 @@ pub(super) async fn answer(
     let body = read_json(request, app.server.max_body_bytes.0).await?;
     let chat = ChatRequest::read(&body, &app.sampling)?;
     let target = app.target(chat.model.as_deref())?;
+    context.time(|timeline| timeline.model = chat.model.clone());
     let salt = context.salted(chat.fields.cache_salt.as_deref());
     let delivery = Delivery {
         form: Form::Chat,
@@ -36,7 +37,7 @@ pub(super) async fn answer(
     };
     match target {
         Target::Model => {
-            let session = app.engine.open(chat.conversation, &salt).await?;
+            let session = app.open(&delivery.context, app.engine.open(chat.conversation, &salt)).await?;
             let account = Account::of(&session);
             let generation = Generation { sampling: chat.sampling, ..Generation::default() };
             reply(session, generation, account, delivery).await
@@ -55,9 +56,11 @@ pub(super) async fn answer(
                 sampling: SamplingOverrides::set_in(&body, &chat.sampling),
                 drafts: chat.sampling.clone(),
                 headers: readable(&headers),
+                trace: delivery.context.trace.clone(),
             });
-            let session = app.engine.open(conversation, &salt).await?;
+            let session = app.open(&delivery.context, app.engine.open(conversation, &salt)).await?;
             app.note_begin(&delivery.context, &asked);
+            delivery.context.time(|timeline| timeline.chain = Some((Instant::now(), Vec::new())));
             let routed = app.policies.route(&chain, asked.clone(), session).await;
             app.note_plan(&delivery.context, &asked, &routed);
             Ok(carry_out(&app, routed, Job { body, tools, sampling: chat.sampling, delivery }).await)

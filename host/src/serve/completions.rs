@@ -21,6 +21,7 @@ pub(super) async fn answer(
     let body = read_json(request, app.server.max_body_bytes.0).await?;
     let asked = CompletionRequest::read(&body, &app.sampling)?;
     app.plain_model(asked.model.as_deref())?;
+    context.time(|timeline| timeline.model = asked.model.clone());
     let delivery = Delivery {
         form: Form::Text,
         stream: asked.fields.streams(),
@@ -30,7 +31,7 @@ pub(super) async fn answer(
         context,
     };
     let salt = delivery.context.salted(asked.fields.cache_salt.as_deref());
-    let session = app.engine.open_text(&asked.prompt, &salt).await?;
+    let session = app.open(&delivery.context, app.engine.open_text(&asked.prompt, &salt)).await?;
     let account = Account::of(&session);
     let generation = Generation { sampling: asked.sampling, ..Generation::default() };
     reply(session, generation, account, delivery).await

@@ -22,6 +22,7 @@ pub(super) async fn answer(
     let body = read_json(request, app.server.max_body_bytes.0).await?;
     let asked = DecisionsRequest::read(&body)?;
     app.plain_model(asked.model.as_deref())?;
+    context.time(|timeline| timeline.model = asked.model.clone());
     app.can_decide()?;
     let salt = context.salted(asked.cache_salt.as_deref());
     let (answers, usage) = app

@@ -11,19 +11,30 @@ use std::time::Instant;
 use async_stream::stream;
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::{FutureExt, StreamExt};
+use opentelemetry::trace::SpanId;
 
 use super::keys::{Access, Operator};
 use super::{App, body};
 use crate::journal;
+use crate::traces::{Outcome, Timeline, TraceContext, as_they_came};
 use crate::wire::chat::UsageReport;
 use crate::wire::{ApiError, Dialect, Kind};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TYPESAFE_REQUEST_ID: HeaderName = HeaderName::from_static("x-typesafe-request-id");
+
+/// What is asked every few seconds: needs no key, makes no span, and no line in the log as it stands.
+const ROUTINE: [&str; 2] = ["/health", "/metrics"];
+
+/// The route of a request that has none, for metrics.
+const OTHER: &str = "other";
+
+/// The status that the log shows when the client leaves before there is an answer, as nginx does.
+const UNANSWERED: u16 = 499;
 
 /// What a handler knows of its request besides the request.
 #[derive(Clone)]
@@ -34,6 +45,10 @@ pub struct RequestContext {
     pub salt: String,
     /// When it has to be over.
     pub deadline: Instant,
+    /// Its place in a trace; none where traces are off.
+    pub trace: Option<Arc<TraceContext>>,
+    /// The client's trace headers, for an upstream where traces are off.
+    passed: HeaderMap,
     operator: Operator,
     pub(crate) record: Arc<Record>,
 }
@@ -45,6 +60,18 @@ impl RequestContext {
     /// [`Kind::Forbidden`].
     pub(super) fn operator(&self) -> Result<(), ApiError> {
         self.operator.check()
+    }
+
+    /// Notes a time for the request's spans, where it has any.
+    pub(crate) fn time(&self, note: impl FnOnce(&mut Timeline)) {
+        if self.trace.as_ref().is_some_and(|trace| trace.is_sampled()) {
+            note(&mut self.record.note().timeline);
+        }
+    }
+
+    /// The headers that carry the request's trace on to an upstream, below a span.
+    pub(crate) fn trace_headers(&self, span: SpanId) -> HeaderMap {
+        self.trace.as_ref().map_or_else(|| self.passed.clone(), |trace| trace.headers(span))
     }
 
     /// The salt of the request's key and the client's own, where it sends one.
@@ -70,6 +97,8 @@ pub(crate) struct Summary {
     pub(crate) error: Option<String>,
     /// Its line in the journal, but for its outcome.
     pub(crate) journal: Option<Box<journal::Record>>,
+    /// What its spans will be made of.
+    pub(crate) timeline: Timeline,
 }
 
 /// Collects the summary while the request is answered.
@@ -107,6 +136,7 @@ struct Ending {
     path: String,
     route: &'static str,
     started: Instant,
+    trace: Option<Arc<TraceContext>>,
     status: StatusCode,
     finished: bool,
     _in_flight: Option<tokio::sync::OwnedSemaphorePermit>,
@@ -133,10 +163,15 @@ impl Drop for Ending {
             });
             journal.write(*line);
         }
+        let trace_id = self.trace.as_ref().and_then(|trace| trace.id());
+        if let (Some(traces), Some(context)) = (&self.app.traces, &self.trace) {
+            traces.request(context, &self.outcome(&summary), &summary.timeline);
+        }
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
                     id = self.id,
+                    trace_id,
                     status,
                     ms,
                     model = summary.model,
@@ -155,10 +190,28 @@ impl Drop for Ending {
                 )
             };
         }
-        match self.route {
-            // Probes and scrapes come every few seconds.
-            "/health" | "/metrics" => line!(debug),
-            _ => line!(info),
+        if ROUTINE.contains(&self.route) { line!(debug) } else { line!(info) }
+    }
+}
+
+impl Ending {
+    /// What the request's own span says.
+    fn outcome<'a>(&'a self, summary: &'a Summary) -> Outcome<'a> {
+        let unanswered = !self.finished && self.status.as_u16() == UNANSWERED;
+        Outcome {
+            id: &self.id,
+            method: self.method.as_str(),
+            path: &self.path,
+            route: Some(self.route).filter(|route| *route != OTHER),
+            when: (self.started, Instant::now()),
+            status: (!unanswered).then(|| self.status.as_u16()),
+            left: !self.finished,
+            error: summary.error.as_deref(),
+            model: summary.model.as_deref(),
+            policy: summary.policy.as_deref(),
+            plan: summary.plan,
+            reason: summary.reason.as_deref(),
+            usage: summary.usage,
         }
     }
 }
@@ -169,23 +222,26 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let id = request_id(request.headers());
     let dialect = Dialect::of(request.uri().path());
     let record = Arc::<Record>::default();
+    let route = route_of(&request);
+    let traces = app.traces.as_ref().filter(|_| !ROUTINE.contains(&route));
+    let trace = traces.map(|traces| traces.begin(request.headers(), started));
     let mut ending = Ending {
         record: record.clone(),
         id: id.clone(),
         method: request.method().clone(),
         path: request.uri().path().to_owned(),
-        route: route_of(&request),
+        route,
         started,
-        // What the log shows when the client leaves before there is an answer, as nginx does.
-        status: StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
+        trace: trace.clone(),
+        status: StatusCode::from_u16(UNANSWERED).unwrap_or(StatusCode::BAD_REQUEST),
         finished: false,
         _in_flight: None,
         app: app.clone(),
     };
     let answered = async {
-        let Access { salt, operator } = match ending.route {
-            "/health" | "/metrics" => Access { salt: String::new(), operator: Operator::No },
-            _ => app.keys.check(request.headers())?,
+        let Access { salt, operator } = match ROUTINE.contains(&route) {
+            true => Access { salt: String::new(), operator: Operator::No },
+            false => app.keys.check(request.headers())?,
         };
         if request.method() == Method::POST {
             let permit = app.in_flight.clone().try_acquire_owned().map_err(|_| {
@@ -197,10 +253,13 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
         }
         let timeout = app.server.request_timeout();
         let deadline = started + timeout;
+        let passed = if trace.is_none() { as_they_came(request.headers()) } else { HeaderMap::new() };
         request.extensions_mut().insert(RequestContext {
             id: id.clone(),
             salt,
             deadline,
+            trace,
+            passed,
             operator,
             record: record.clone(),
         });
@@ -240,10 +299,18 @@ fn end_with_body(response: Response, mut ending: Ending) -> Response {
         ending.finished = true;
         return response;
     }
+    // An upstream's answer may say its length: once so much is sent, no one asks whether there is more.
+    let length = response.headers().get(header::CONTENT_LENGTH);
+    let mut missing = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    ending.finished = missing == Some(0);
     response.map(|body| {
         Body::from_stream(stream! {
             let mut parts = body.into_data_stream();
             while let Some(part) = parts.next().await {
+                if let (Some(missing), Ok(part)) = (&mut missing, &part) {
+                    *missing = missing.saturating_sub(part.len() as u64);
+                    ending.finished = *missing == 0;
+                }
                 yield part;
             }
             ending.finished = true;
@@ -275,7 +342,7 @@ fn route_of(request: &Request) -> &'static str {
     let matched = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     super::ROUTES.iter().map(|(_, path, _)| *path).find(|path| *path == matched).unwrap_or_else(|| {
         // Axum writes a wildcard of several segments in its own way.
-        if matched == "/v1/models/{*name}" { "/v1/models/{name}" } else { "other" }
+        if matched == "/v1/models/{*name}" { "/v1/models/{name}" } else { OTHER }
     })
 }
 

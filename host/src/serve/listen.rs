@@ -83,6 +83,9 @@ impl Server {
             // After the last request and the last call in shadow.
             journal.close();
         }
+        if let Some(traces) = &self.app.traces {
+            traces.close().await;
+        }
         let engine = self.app.engine.clone();
         // Joins the engine's thread, which finishes its step first.
         if let Err(error) = tokio::task::spawn_blocking(move || engine.stop()).await {

@@ -11,6 +11,7 @@ use forkpoint_engine::Counters;
 use crate::journal::Journal;
 use crate::policy::{PolicyStatus, Trace};
 use crate::probe::ProbeState;
+use crate::traces::Traces;
 
 /// Upper bounds of the latency buckets, in seconds.
 const BUCKETS: [f64; 14] =
@@ -115,6 +116,7 @@ impl Metrics {
         engine: &Counters,
         policies: &[PolicyStatus],
         journal: Option<&Journal>,
+        traces: Option<&Traces>,
         in_flight: usize,
     ) -> String {
         let mut text = Text::default();
@@ -237,6 +239,11 @@ impl Metrics {
             text.single("forkpoint_journal_written_total", "counter", help, written);
             let help = "Records of the journal that the disk did not take.";
             text.single("forkpoint_journal_lost_total", "counter", help, lost);
+        }
+        if let Some(traces) = traces {
+            let (sent, lost) = (traces.sent(), traces.lost());
+            text.single("forkpoint_traces_sent_total", "counter", "Spans that the collector took.", sent);
+            text.single("forkpoint_traces_lost_total", "counter", "Spans that no collector took.", lost);
         }
 
         for (name, help, value) in [
@@ -364,7 +371,7 @@ mod tests {
         metrics.request("/health", 200, Duration::from_millis(2));
         metrics.request("/health", 200, Duration::from_secs(60));
         metrics.forwarded("a\"b", "ok");
-        let text = metrics.render(&Counters { steps: 7, ..Counters::default() }, &[], None, 3);
+        let text = metrics.render(&Counters { steps: 7, ..Counters::default() }, &[], None, None, 3);
         for line in [
             "forkpoint_http_requests_total{route=\"/health\",status=\"200\"} 2",
             "forkpoint_http_request_seconds_bucket{route=\"/health\",le=\"0.001\"} 0",

@@ -26,7 +26,7 @@ use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post, put};
-use forkpoint_engine::{Engine, Options, Sampling, Tool};
+use forkpoint_engine::{Engine, EngineError, Options, Sampling, Session, Tool};
 use indexmap::IndexMap;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -38,6 +38,7 @@ use crate::folders::cache_folder;
 use crate::journal::{Journal, JournalOptions};
 use crate::models::{Located, Source, Store};
 use crate::policy::{Limits, Policies, PolicyOptions};
+use crate::traces::{Phase, Traces};
 use crate::wire::{ApiError, Dialect, Kind};
 
 pub(crate) use guard::ErrorCode;
@@ -86,6 +87,8 @@ pub struct App {
     pub metrics: Metrics,
     /// What was decided; none where it is switched off.
     pub journal: Option<Arc<Journal>>,
+    /// Spans of requests; none where nobody collects them.
+    pub traces: Option<Arc<Traces>>,
     /// The model's name for clients, then its other names.
     names: Vec<String>,
     routes: IndexMap<String, Vec<String>>,
@@ -165,6 +168,23 @@ impl App {
         ApiError { path: vec!["model".into()], ..ApiError::new(Kind::UnknownModel, message) }
     }
 
+    /// Opens a session, and notes in the request's timeline when and how.
+    async fn open(
+        &self,
+        context: &RequestContext,
+        open: impl Future<Output = Result<Session, EngineError>>,
+    ) -> Result<Session, EngineError> {
+        context.time(|timeline| timeline.opened = Some((Phase::begin(), None)));
+        let session = open.await;
+        context.time(|timeline| {
+            if let Some((phase, usage)) = &mut timeline.opened {
+                phase.end();
+                *usage = session.as_ref().ok().map(Session::usage);
+            }
+        });
+        session
+    }
+
     /// Names the model's state for `system_fingerprint`.
     #[must_use]
     pub fn fingerprint(&self) -> String {
@@ -239,9 +259,11 @@ impl App {
         }
         let state = config.state.folder(&config.plugins.dir);
         let journal = open_journal(&config.journal, state.as_deref())?;
+        let traces = Traces::start(&config.traces)?;
         let policies = Policies::start(PolicyOptions {
             state,
             journal: journal.clone(),
+            traces: traces.clone(),
             cache: Some(config.plugins.cache.clone().unwrap_or_else(|| cache_folder().join("policies"))),
             rules: config.policies.clone(),
             defaults: config.plugins.defaults.clone(),
@@ -266,6 +288,7 @@ impl App {
             sampling,
             metrics: Metrics::default(),
             journal,
+            traces,
             names,
             routes: config.routes.clone(),
             keys,

@@ -12,6 +12,7 @@ use super::body::read_json;
 use super::{App, ErrorCode, RequestContext, TYPESAFE_ALIAS};
 use crate::dispatch::json_response;
 use crate::probe::shelf::Entry;
+use crate::traces::{self, Phase};
 use crate::wire::chat::UsageReport;
 use crate::wire::systemone::{Asked, SystemOneRequest};
 use crate::wire::{ApiError, Dialect, Kind};
@@ -33,6 +34,7 @@ async fn decide(app: &App, context: &RequestContext, request: Request) -> Result
     let body = read_json(request, app.server.max_body_bytes.0).await?;
     let asked = SystemOneRequest::read(&body)?;
     app.plain_model(asked.model.as_deref().filter(|model| *model != TYPESAFE_ALIAS))?;
+    context.time(|timeline| timeline.model = asked.model.clone());
     let probes = app.probes(&asked.asked)?;
     // A model that reads no labels may still be read by a probe.
     if probes.iter().any(|probe| probe.as_ref().is_none_or(|entry| entry.probe().is_none())) {
@@ -70,7 +72,7 @@ impl App {
         salt: &str,
     ) -> Result<(Vec<Answer>, Usage), EngineError> {
         context.record.note().model = Some(self.model().to_owned());
-        let mut session = self.engine.open(conversation, salt).await?;
+        let mut session = self.open(context, self.engine.open(conversation, salt)).await?;
         let fitted: Vec<_> =
             probes.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
         let words = |(index, question): (usize, &Question)| {
@@ -78,7 +80,20 @@ impl App {
             entry.map_or_else(|| question.clone(), |entry| entry.worded(question))
         };
         let questions: Vec<Question> = questions.iter().enumerate().map(words).collect();
-        let answers = session.decide_by(&questions, &fitted).await?;
+        context.time(|timeline| timeline.decided = Some((Phase::begin(), None)));
+        let answers = session.decide_by(&questions, &fitted).await;
+        context.time(|timeline| {
+            if let Some((phase, asked)) = &mut timeline.decided {
+                phase.end();
+                *asked = answers.as_ref().ok().map(|answers| traces::Asked {
+                    questions: answers.len(),
+                    probes: probes.iter().flatten().map(|entry| entry.name().to_owned()).collect(),
+                    rungs: answers.iter().map(|answer| answer.rung).collect(),
+                    failure: None,
+                });
+            }
+        });
+        let answers = answers?;
         for (entry, answer) in probes.iter().zip(&answers) {
             if let Some(entry) = entry {
                 entry.count(answer.rung);
