@@ -35,6 +35,7 @@ async fn each_version_serves_alone_and_in_one_chain() {
     let chain = ["new", "old"];
     let routed = bench.route(&chain, say("no-tools\nreply:from 0.1")).await;
     assert_eq!((text(&routed).as_str(), routed.trace.steps.len()), ("from 0.1", 2));
+    drop(routed);
     let routed = bench.route(&["old", "new"], say("ask:boolean:Is it?\ndecide\nnext")).await;
     assert_eq!((text(&routed).as_str(), routed.policy.as_str()), ("added", "new"));
     drop(routed);
