@@ -97,7 +97,7 @@ impl Case {
         cache: Option<PathBuf>,
         live: Option<&Engine>,
     ) -> Result<Verdict, WorkbenchError> {
-        let options = WorkbenchOptions { config: self.config.clone(), cache, metered: false };
+        let options = WorkbenchOptions { config: self.config.clone(), cache, ..WorkbenchOptions::default() };
         let mut bench = Workbench::load(component, &options)?;
         let mut faults = Vec::new();
         if let Err(error) = bench.store(&self.store) {

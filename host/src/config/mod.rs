@@ -35,7 +35,7 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer};
 
 pub use self::bytes::Bytes;
-use crate::policy::{PolicyRules, SomeLimits, is_policy_name};
+use crate::policy::{PolicyRules, PublicKey, SomeLimits, is_policy_name};
 
 /// What `forkpoint.toml` says; what it does not say has the default.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -181,6 +181,10 @@ pub struct PluginsConfig {
     pub max_file: Bytes,
     /// Fit probes from the examples beside policies, and keep the hidden states that they read.
     pub probes: bool,
+    /// Serve no policy that is not signed by one of the signers.
+    pub require_signature: bool,
+    /// `[plugins.signers]`: whose signatures count, each with its ed25519 public key.
+    pub signers: BTreeMap<String, PublicKey>,
     /// What holds for every policy, unless its manifest or its own table says otherwise.
     pub defaults: PolicyRules,
     /// The most that a manifest may ask for, unless the policy's own table says otherwise.
@@ -196,6 +200,8 @@ impl Default for PluginsConfig {
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),
             probes: true,
+            require_signature: false,
+            signers: BTreeMap::new(),
             defaults: PolicyRules::default(),
             ceiling: SomeLimits::default(),
         }
@@ -369,6 +375,10 @@ impl Config {
             let message = "names have 1 to 64 of a-z, 0-9, - and _, and start with a letter or digit";
             return Err(ConfigError::value(format!("policies.{name}"), message));
         }
+        if self.plugins.require_signature && self.plugins.signers.is_empty() {
+            let message = "needs a signer in [plugins.signers]: without one no policy can be served";
+            return Err(ConfigError::value("plugins.require_signature", message));
+        }
         let at_least_one = [
             ("server.max_in_flight", self.server.max_in_flight as u64),
             ("server.max_connections", self.server.max_connections as u64),
@@ -426,6 +436,9 @@ mod tests {
             kv_memory = "2GiB"
             [plugins]
             dir = "policies"
+            require_signature = true
+            [plugins.signers]
+            alice = "uf1Rf3A+3dqUkVFkYGN2TTBlIqPyO7nEjXQ0ZnAYRlE="
             [routes]
             gated = ["a", "b"]
             [policies.a]
@@ -443,6 +456,11 @@ mod tests {
         assert_eq!(config.server.addr.port(), 80);
         assert_eq!(config.model.kv_memory, Bytes(2 << 30));
         assert_eq!(config.upstreams["up"].timeout_ms, 60_000);
+        assert!(config.plugins.require_signature);
+        assert_eq!(
+            config.plugins.signers["alice"].to_string(),
+            "uf1Rf3A+3dqUkVFkYGN2TTBlIqPyO7nEjXQ0ZnAYRlE="
+        );
         let tools = config.operator_tools().unwrap();
         assert_eq!(tools[0].parameters["properties"]["command"]["type"], "string");
     }
@@ -457,6 +475,10 @@ mod tests {
             ("[model]\nkv_memory = -1", "must not be negative"),
             ("[model]\nkv_precision = 'fp8'", "must be bf16, int8 or int4, got \"fp8\""),
             ("[model]\nquantize = 'q4'", "must be int8 or int4, got \"q4\""),
+            ("[plugins]\nrequire_signature = true", "plugins.require_signature: needs a signer"),
+            ("[plugins.signers]\na = 'AAAA'", "line 2, column 5"),
+            ("[plugins.signers]\na = 'AAAA'", "an ed25519 public key is 32 bytes in base64, got 3"),
+            ("[plugins.signers]\na = 'x y'", "32 bytes in base64, got \"x y\""),
             ("[routes]\nx = []", "routes.x: a route needs at least one policy"),
             ("[routes]\nx = ['a', 'b', 'a']", "routes.x: \"a\" is asked twice"),
             ("[routes]\nx = ['A b']", "routes.x: \"A b\" cannot be a policy's name"),

@@ -28,6 +28,7 @@ mod registry;
 mod run;
 mod runtime;
 mod settings;
+mod signature;
 mod standings;
 mod state_dir;
 mod status;
@@ -58,6 +59,7 @@ use crate::journal::Record;
 use crate::probe::shelf::{self, Entry, Shelf};
 
 pub(crate) use self::runtime::pooled_config;
+pub(crate) use self::signature::{Keys, statement};
 
 pub use self::capabilities::{Capabilities, Grant, Names};
 pub use self::fault::{Fault, FaultKind};
@@ -68,6 +70,7 @@ pub use self::manifest::{Canary, MANIFEST_SECTION, Manifest, ManifestError, Shar
 pub use self::plan::{GeneratePlan, Plan, RouteRequest, Routed, SamplingOverrides};
 pub use self::runtime::StartError;
 pub use self::settings::{Fallback, PolicyOptions, PolicyRules, PolicySettings, is_policy_name};
+pub use self::signature::{PublicKey, Signature, Signers};
 pub use self::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 pub use self::trace::{Continues, Decision, Failure, FailureKind, PlanRecord, Step, Trace, Used};
 pub use self::workbench::{Workbench, WorkbenchError, WorkbenchOptions};

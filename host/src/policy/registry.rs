@@ -409,6 +409,7 @@ impl Registry {
                 .map(|(kind, n)| (kind.code(), read(n)))
                 .collect(),
             store_bytes: entry.store.bytes(),
+            signed_by: settings.signed_by,
             description: settings.description,
             capabilities: CapabilityStatus {
                 asked: settings.asked,
@@ -421,6 +422,7 @@ impl Registry {
             canary: candidate.map(|candidate| CanaryStatus {
                 hash: candidate.version.hash.clone(),
                 version: candidate.version.version().to_owned(),
+                signed_by: candidate.version.settings.signed_by.clone(),
                 rule: candidate.canary,
                 calls: read(&candidate.trial.calls),
                 faults: read(&candidate.trial.faults),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::capabilities::{Capabilities, Grant, Names};
 use super::limits::{Limits, SomeLimits};
 use super::manifest::{Canary, Manifest, Share, values};
+use super::signature::Signers;
 use crate::journal::Journal;
 
 /// How the policies of a server are run.
@@ -34,6 +35,8 @@ pub struct PolicyOptions {
     pub queue_wait: Duration,
     /// Largest component file, in bytes.
     pub max_file: u64,
+    /// Whose signatures of policies count, and whether there must be one.
+    pub signers: Signers,
     /// Upstreams that a plan may forward to.
     pub upstreams: BTreeSet<String>,
     /// Models that a plan may name.
@@ -65,6 +68,7 @@ impl PolicyOptions {
             concurrency: 64,
             queue_wait: Duration::from_secs(2),
             max_file: 64 << 20,
+            signers: Signers::default(),
             upstreams: BTreeSet::new(),
             models: BTreeSet::new(),
             tools: BTreeSet::new(),
@@ -115,6 +119,8 @@ pub struct PolicySettings {
     pub shadow: Option<Share>,
     /// How a new version takes over.
     pub canary: Option<Canary>,
+    /// Which of the operator's signers signed it; none where it is not signed, or there are no signers.
+    pub signed_by: Option<String>,
     /// What its manifest asks for and does not get, for people.
     pub refused: Vec<String>,
 }
@@ -161,6 +167,7 @@ impl PolicySettings {
             // No share at all is no shadow: the policy decides.
             shadow: own.shadow.or(manifest.shadow).or(usual.shadow).filter(|share| *share > Share::NONE),
             canary: own.canary.or(manifest.canary).or(usual.canary),
+            signed_by: None,
             refused,
         }
     }

@@ -21,6 +21,7 @@ use super::registry::{self, Entry, Published};
 use super::run::{self, Patience};
 use super::runtime::Runtime;
 use super::settings::{PolicyRules, PolicySettings, is_policy_name};
+use super::signature::Signers;
 use super::trace::Step;
 use super::watch::MANIFEST;
 
@@ -36,6 +37,8 @@ pub struct WorkbenchOptions {
     pub cache: Option<PathBuf>,
     /// Count instructions, which makes calls slower.
     pub metered: bool,
+    /// Whose signatures count, and whether there must be one.
+    pub signers: Signers,
 }
 
 /// Why a component cannot be worked on.
@@ -73,7 +76,9 @@ impl Workbench {
             let message = format!("{name:?} cannot be a policy's name: 1 to 64 of a-z, 0-9, - and _");
             return Err(LoadError::new(LoadCode::Unreadable, message).into());
         }
+        let signed_by = options.signers.judge(&name, source.manifest.as_ref())?;
         let settings = all_granted(source.manifest.as_ref(), &options.config);
+        let settings = PolicySettings { signed_by, ..settings };
         let runtime = Runtime::new(1, settings.limits.memory(), options.metered)?;
         let cache = options.cache.as_deref().and_then(|dir| Cache::open(dir).ok());
         let start = Instant::now();

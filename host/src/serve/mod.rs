@@ -37,7 +37,7 @@ use crate::dispatch::Upstreams;
 use crate::folders::cache_folder;
 use crate::journal::{Journal, JournalOptions};
 use crate::models::{Located, Source, Store};
-use crate::policy::{Limits, Policies, PolicyOptions};
+use crate::policy::{Limits, Policies, PolicyOptions, Signers};
 use crate::wire::{ApiError, Dialect, Kind};
 
 pub(crate) use guard::ErrorCode;
@@ -249,6 +249,10 @@ impl App {
             concurrency: config.plugins.concurrency,
             queue_wait: Duration::from_millis(config.plugins.queue_wait_ms),
             max_file: config.plugins.max_file.0,
+            signers: Signers {
+                keys: config.plugins.signers.clone(),
+                required: config.plugins.require_signature,
+            },
             upstreams: config.upstreams.keys().cloned().collect(),
             models: names.iter().cloned().collect(),
             tools: tools.iter().map(|tool| tool.name.clone()).collect::<BTreeSet<_>>(),

@@ -8,6 +8,7 @@ mod loading;
 mod plans;
 mod platform;
 mod reload;
+mod signatures;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -59,7 +59,8 @@ impl ReplayArgs {
 
     async fn replay(&self, records: &[Record]) -> Result<()> {
         let Some(path) = &self.policy else { bail!("name a component with --policy") };
-        let options = WorkbenchOptions { config: table(&self.set), cache: code_cache(), metered: false };
+        let options =
+            WorkbenchOptions { config: table(&self.set), cache: code_cache(), ..WorkbenchOptions::default() };
         let bench = Workbench::load(path, &options)?;
         let name = self.name.clone().unwrap_or_else(|| bench.name().to_owned());
         let start = Instant::now();
