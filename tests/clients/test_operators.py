@@ -197,6 +197,37 @@ def test_only_what_is_signed_is_served_where_it_must_be(tmp_path):
     server.stop()
 
 
+def test_a_route_to_a_policy_that_is_not_there_ends_the_start(tmp_path):
+    there = plugins(tmp_path)
+    (there / "broken.wasm").write_bytes(b"no component")
+    (tmp_path / "forkpoint.toml").write_text('[routes]\nguarded = ["p", "shell-gaet"]\n')
+    command = [binary(), "serve", "--port", "0", "--plugins", there, "--model", TINY, "--state", "memory"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "routes.guarded: there is no shell-gaet.wasm in" in done.stderr and "there are broken, p;" in done.stderr
+
+    # One that is there and broken is no reason not to start, nor is one that may come later.
+    routes = '[plugins]\nallow_missing = true\n[routes]\nguarded = ["p", "late"]\n'
+    server = Server(tmp_path, plugins=there, model=TINY, config=routes)
+    assert "late NOT THERE" in server.log_text()
+    assert call(server, "next", "guarded")[:2] == (200, "policy-unavailable")
+    server.stop()
+    server = Server(tmp_path, plugins=there, model=TINY, config='[routes]\nguarded = ["broken", "p"]\n')
+    assert call(server, "because:x\nreply:y", "guarded")[1] == "policy-unavailable"
+    server.stop()
+
+
+def test_a_policy_whose_file_went_is_no_misspelt_name(tmp_path):
+    there, state = plugins(tmp_path), {"FORKPOINT_STATE": str(tmp_path / "state")}
+    config = '[routes]\nguarded = ["p"]\n'
+    server = Server(tmp_path, plugins=there, model=TINY, config=config, env=state)
+    server.stop()
+    (there / "p.wasm").unlink()
+    server = Server(tmp_path, plugins=there, model=TINY, config=config, env=state)
+    assert "p NOT THERE" in server.log_text()
+    server.stop()
+
+
 def test_a_plugins_folder_that_goes_takes_nothing_away(tmp_path):
     config = '[server]\nadmin_keys_env = "ADMIN"\n'
     there = plugins(tmp_path)

@@ -24,7 +24,7 @@
 
 mod bytes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -179,6 +179,8 @@ pub struct PluginsConfig {
     pub queue_wait_ms: u64,
     /// Largest component file.
     pub max_file: Bytes,
+    /// Start though a route names a policy that is not there: it comes later.
+    pub allow_missing: bool,
     /// Fit probes from the examples beside policies, and keep the hidden states that they read.
     pub probes: bool,
     /// Serve no policy that is not signed by one of the signers.
@@ -199,6 +201,7 @@ impl Default for PluginsConfig {
             concurrency: 64,
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),
+            allow_missing: false,
             probes: true,
             require_signature: false,
             signers: BTreeMap::new(),
@@ -356,6 +359,29 @@ impl Config {
         Ok(config)
     }
 
+    /// Checks that every policy which a route names is among those that are known: a name that is misspelt must not
+    /// leave a guard unasked.
+    ///
+    /// # Errors
+    /// Names the route, the policy and what is there.
+    pub fn check_routes(&self, known: &BTreeSet<String>) -> Result<(), ConfigError> {
+        let named = self.routes.iter().flat_map(|(route, chain)| chain.iter().map(move |one| (route, one)));
+        let Some((route, missing)) = named.into_iter().find(|(_, policy)| !known.contains(*policy)) else {
+            return Ok(());
+        };
+        let there: Vec<&str> = known.iter().map(String::as_str).collect();
+        let there = if there.is_empty() {
+            "no policy is there".to_owned()
+        } else {
+            format!("there are {}", there.join(", "))
+        };
+        let message = format!(
+            "there is no {missing}.wasm in {}; {there}; plugins.allow_missing = true starts without it",
+            self.plugins.dir.display()
+        );
+        Err(ConfigError::value(format!("routes.{route}"), message))
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         for (name, chain) in &self.routes {
             let key = format!("routes.{name}");
@@ -463,6 +489,23 @@ mod tests {
         );
         let tools = config.operator_tools().unwrap();
         assert_eq!(tools[0].parameters["properties"]["command"]["type"], "string");
+    }
+
+    #[test]
+    fn a_route_names_policies_that_are_there() {
+        let config = Config::parse("[routes]\none = ['a']\ntwo = ['a', 'gaet']").unwrap();
+        let known = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+        config.check_routes(&known(&["a", "gaet", "b"])).unwrap();
+        for (names, says) in [
+            (&["a", "gate"][..], "routes.two: there is no gaet.wasm in plugins; there are a, gate;"),
+            (&[], "routes.one: there is no a.wasm in plugins; no policy is there;"),
+        ] {
+            let error = config.check_routes(&known(names)).unwrap_err().to_string();
+            assert!(
+                error.starts_with(says) && error.ends_with("allow_missing = true starts without it"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -37,7 +37,9 @@ mod trace;
 mod watch;
 mod workbench;
 
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -380,6 +382,13 @@ impl Shared {
         self.standings.note(name, move |standing| standing.withdraw(&hash)).await;
         true
     }
+}
+
+/// The policies that a server over these folders knows: those with a file, whether it can be served or not, and those
+/// that the state folder keeps a version of.
+pub(crate) fn known(dir: &Path, state: Option<&Path>) -> BTreeSet<String> {
+    let there = watch::list(dir).map(|listing| listing.policies).unwrap_or_default();
+    there.into_keys().chain(state.map(state_dir::kept).unwrap_or_default()).collect()
 }
 
 /// What a fault leads to; none asks the next policy.

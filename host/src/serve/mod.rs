@@ -37,7 +37,7 @@ use crate::dispatch::Upstreams;
 use crate::folders::cache_folder;
 use crate::journal::{Journal, JournalOptions};
 use crate::models::{Located, Source, Store};
-use crate::policy::{Limits, Policies, PolicyOptions, Signers};
+use crate::policy::{self, Limits, Policies, PolicyOptions, Signers};
 use crate::wire::{ApiError, Dialect, Kind};
 
 pub(crate) use guard::ErrorCode;
@@ -211,7 +211,7 @@ pub enum ServeError {
     },
     /// The policy host did not start.
     #[error(transparent)]
-    Policies(#[from] crate::policy::StartError),
+    Policies(#[from] policy::StartError),
     /// A task that loads did not come to its end.
     #[error("loading broke off: {0}")]
     Broken(String),
@@ -226,6 +226,10 @@ impl App {
         let keys = keys::Keys::read(&config.server)?;
         let upstreams = Upstreams::new(&config.upstreams)?;
         let tools = config.operator_tools()?;
+        let state = config.state.folder(&config.plugins.dir);
+        if !config.plugins.allow_missing {
+            config.check_routes(&policy::known(&config.plugins.dir, state.as_deref()))?;
+        }
         let (located, engine) = load_model(&config.model).await?;
 
         let mut sampling = engine.model().sampling.clone();
@@ -237,7 +241,6 @@ impl App {
             let message = "the loaded model has this name already; requests would never reach the policies";
             return Err(ConfigError::value(format!("routes.{name}"), message).into());
         }
-        let state = config.state.folder(&config.plugins.dir);
         let journal = open_journal(&config.journal, state.as_deref())?;
         let policies = Policies::start(PolicyOptions {
             state,
