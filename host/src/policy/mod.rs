@@ -235,6 +235,7 @@ impl Policies {
         let hash = conversation_hash(&request);
         let mut place = Place::Engine(session);
         let mut trace = Trace::default();
+        let mut held = Vec::new();
         let mut settled = None;
         let mut shadows = Vec::new();
         for name in chain {
@@ -243,14 +244,17 @@ impl Policies {
                 shadows.extend(share.holds(hash).then_some(name));
                 continue;
             }
-            let (called, fallback) = self.shared.call(name, &request, hash, place).await;
+            let (called, settings) = self.shared.call(name, &request, hash, place).await;
             place = called.place;
             let fault = called.step.fault.clone();
             trace.steps.push(called.step);
             settled = match (called.decided, fault) {
                 (Some(decided), _) => decided.plan.map(|plan| (plan, decided.labels)),
-                (None, fault) => fallback_plan(name, fallback, fault.as_ref()).map(|plan| (plan, Vec::new())),
+                (None, fault) => {
+                    fallback_plan(name, settings.fallback, fault.as_ref()).map(|plan| (plan, Vec::new()))
+                }
             };
+            held.push(settings);
             if settled.is_some() {
                 break;
             }
@@ -267,16 +271,7 @@ impl Policies {
         for name in shadows {
             self.shared.shadow(name, &request, &session).await;
         }
-        Routed { policy, version, reason, labels, plan, session, trace }
-    }
-
-    /// The client's headers that any of the policies asked could see.
-    pub(crate) fn visible(&self, trace: &Trace, headers: &[(String, String)]) -> Vec<(String, String)> {
-        let policies = trace.steps.iter().filter_map(|step| self.shared.registry.current(&step.policy));
-        let mut visible: Vec<_> = policies.flat_map(|policy| policy.settings.visible(headers)).collect();
-        visible.sort();
-        visible.dedup();
-        visible
+        Routed { policy, version, reason, labels, plan, session, trace, held }
     }
 
     /// Ends the watcher, the compilations, the calls (each is bounded in time) and the epoch's thread, and waits
@@ -299,8 +294,14 @@ impl Policies {
 }
 
 impl Shared {
-    /// Calls the version of a policy that the session of this hash gets. Says what a fault leads to.
-    async fn call(&self, name: &str, request: &RouteRequest, hash: u64, place: Place) -> (Called, Fallback) {
+    /// Calls the version of a policy that the session of this hash gets, and says what holds for it.
+    async fn call(
+        &self,
+        name: &str,
+        request: &RouteRequest,
+        hash: u64,
+        place: Place,
+    ) -> (Called, Arc<PolicySettings>) {
         let Some((policy, trial)) = self.registry.pick(name, hash) else {
             let step = unavailable(name, self.registry.get(name));
             if let Some(entry) = self.registry.entry(name) {
@@ -308,7 +309,8 @@ impl Shared {
             }
             let known = self.registry.entry(name).and_then(|entry| entry.fallback());
             let fallback = known.unwrap_or_else(|| self.options.settings_of(name, None).fallback);
-            return (Called { place, decided: None, step }, fallback);
+            let nobody = PolicySettings { fallback, ..PolicySettings::default() };
+            return (Called { place, decided: None, step }, Arc::new(nobody));
         };
         let called = self.run(&policy, request, place).await;
         let fault = called.step.fault.as_ref().map(|fault| fault.kind);
@@ -322,7 +324,7 @@ impl Shared {
                 None => {}
             }
         }
-        (called, policy.settings.fallback)
+        (called, policy.settings.clone())
     }
 
     async fn run(&self, policy: &Published, request: &RouteRequest, place: Place) -> Called {
