@@ -72,6 +72,22 @@ def test_a_broken_component_is_told_what_to_do(tmp_path):
     assert "no component" in forkpoint("policy", "test", ROOT / "tests/data", fails=True)
 
 
+def test_a_case_may_set_limits_and_let_things_fail(tmp_path):
+    case = tmp_path / "case"
+    shutil.copytree(ROOT / "examples/verify-then-escalate/tests/fork-fails", case)
+    test = ("policy", "test", case, "--policy", ROOT / "plugins/verify-then-escalate.wasm")
+    assert "1 passed" in forkpoint(*test)
+    (case / "limits.json").write_text('{"forks": 0}')
+    said = forkpoint(*test, fails=True)
+    assert 'labels.failure: expected "full", got "budget"' in said
+    assert "a fork that fails (full: no page is left) was not made" in said
+    for limits, says in [('{"fork": 1}', "limits.json: unknown field `fork`, expected one of `cpu_ms`"),
+                         ('{"cpu_ms": 0}', "limits.json: cpu_ms = 0 leaves the policy nothing to run with"),
+                         ('{"forks": "1"}', "limits.json: invalid type: string")]:
+        (case / "limits.json").write_text(limits)
+        assert says in forkpoint(*test, fails=True)
+
+
 OPENSSL = shutil.which("openssl")
 
 

@@ -11,7 +11,7 @@ use forkpoint_engine::Session;
 use super::cache::Cache;
 use super::capabilities::{Grant, Names};
 use super::guest::Place;
-use super::limits::Limits;
+use super::limits::{Limits, SomeLimits};
 use super::loader::{self, LoadCode, LoadError};
 use super::manifest::Manifest;
 use super::offline::OfflineSession;
@@ -33,6 +33,8 @@ const MAX_FILE: u64 = 64 << 20;
 pub struct WorkbenchOptions {
     /// Values over those of the manifest's `[config]`.
     pub config: BTreeMap<String, String>,
+    /// Bounds over those of the manifest's `[limits]`.
+    pub limits: SomeLimits,
     /// Where compiled code is kept; none compiles anew.
     pub cache: Option<PathBuf>,
     /// Count instructions, which makes calls slower.
@@ -77,7 +79,7 @@ impl Workbench {
             return Err(LoadError::new(LoadCode::Unreadable, message).into());
         }
         let signed_by = options.signers.judge(&name, source.manifest.as_ref())?;
-        let settings = all_granted(source.manifest.as_ref(), &options.config);
+        let settings = all_granted(source.manifest.as_ref(), options);
         let settings = PolicySettings { signed_by, ..settings };
         let runtime = Runtime::new(1, settings.limits.memory(), options.metered)?;
         let cache = options.cache.as_deref().and_then(|dir| Cache::open(dir).ok());
@@ -186,8 +188,9 @@ impl Workbench {
 }
 
 /// Everything that the manifest asks for is granted: what an operator would say is not known here.
-fn all_granted(manifest: Option<&Manifest>, config: &BTreeMap<String, String>) -> PolicySettings {
+fn all_granted(manifest: Option<&Manifest>, options: &WorkbenchOptions) -> PolicySettings {
     let grant = Grant { headers: Some(Names::All), ..Grant::default() };
-    let own = PolicyRules { grant, config: config.clone(), ..PolicyRules::default() };
+    let (config, limits) = (options.config.clone(), options.limits);
+    let own = PolicyRules { grant, config, limits, ..PolicyRules::default() };
     PolicySettings::resolve(manifest, &own, &PolicyRules::default(), &Limits::CEILING)
 }

@@ -41,8 +41,9 @@ impl CheckArgs {
     pub(super) async fn run(self) -> Result<()> {
         let keys = self.signer.iter().map(|key| (key.to_string(), *key)).collect();
         let signers = Signers { required: !self.signer.is_empty(), keys };
+        let (config, cache) = (table(&self.set), code_cache());
         let options =
-            WorkbenchOptions { config: table(&self.set), cache: code_cache(), metered: true, signers };
+            WorkbenchOptions { config, cache, metered: true, signers, ..WorkbenchOptions::default() };
         let bench = Workbench::load(&self.component, &options)?;
         let request = match &self.request {
             Some(path) => {
