@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -13,7 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from server import ROOT, TINY, Server
+from server import ROOT, TINY, Server, binary
 
 HOUR = int(os.environ.get("FORKPOINT_HOUR", "1"))
 SCRIPTED = ROOT / "tests/fixtures/scripted.wasm"
@@ -160,6 +161,70 @@ def test_a_store_works_again_once_the_disk_has_room(tmp_path):
     server.stop()
     server = Server(tmp_path, plugins=tmp_path / "plugins", model=TINY, env=state)
     assert call(server, "add:n\necho")[2] == "add 3"
+    server.stop()
+
+
+def test_only_what_is_signed_is_served_where_it_must_be(tmp_path):
+    there, key = plugins(tmp_path), tmp_path / "alice.pem"
+    shutil.copy(there / "p.wasm", there / "unsigned.wasm")
+    line = subprocess.run([binary(), "policy", "keygen", key], check=True, capture_output=True, text=True).stdout
+
+    def sign():
+        subprocess.run([binary(), "policy", "sign", there / "p.wasm", "--key", key], check=True, capture_output=True)
+
+    (there / "p.toml").write_text("[config]\ndeny-at = 0.8\n")
+    sign()
+    config = f"[plugins]\nrequire_signature = true\n[plugins.signers]\n{line}"
+    server = Server(tmp_path, plugins=there, model=TINY, config=config)
+    assert server.get("/v1/policies/p")["signed_by"] == "alice"
+    assert server.get("/v1/policies/unsigned")["last_error"]["code"] == "signature"
+    assert call(server, "config:deny-at\necho")[2] == 'config Some("0.8")'
+
+    def until(condition):
+        for _ in range(200):
+            if condition(server.get("/v1/policies/p")):
+                return
+            threading.Event().wait(0.05)
+        raise AssertionError(server.get("/v1/policies/p"))
+
+    # A threshold under the old signature counts for nothing; under a new one it holds.
+    (there / "p.toml").write_text((there / "p.toml").read_text().replace("0.8", "0.1"))
+    until(lambda status: (status["last_error"] or {}).get("code") == "signature")
+    assert call(server, "config:deny-at\necho")[2] == 'config Some("0.8")'
+    sign()
+    until(lambda status: status["last_error"] is None)
+    assert call(server, "config:deny-at\necho")[2] == 'config Some("0.1")'
+    server.stop()
+
+
+def test_a_route_to_a_policy_that_is_not_there_ends_the_start(tmp_path):
+    there = plugins(tmp_path)
+    (there / "broken.wasm").write_bytes(b"no component")
+    (tmp_path / "forkpoint.toml").write_text('[routes]\nguarded = ["p", "shell-gaet"]\n')
+    command = [binary(), "serve", "--port", "0", "--plugins", there, "--model", TINY, "--state", "memory"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "routes.guarded: there is no shell-gaet.wasm in" in done.stderr and "there are broken, p;" in done.stderr
+
+    # One that is there and broken is no reason not to start, nor is one that may come later.
+    routes = '[plugins]\nallow_missing = true\n[routes]\nguarded = ["p", "late"]\n'
+    server = Server(tmp_path, plugins=there, model=TINY, config=routes)
+    assert "late NOT THERE" in server.log_text()
+    assert call(server, "next", "guarded")[:2] == (200, "policy-unavailable")
+    server.stop()
+    server = Server(tmp_path, plugins=there, model=TINY, config='[routes]\nguarded = ["broken", "p"]\n')
+    assert call(server, "because:x\nreply:y", "guarded")[1] == "policy-unavailable"
+    server.stop()
+
+
+def test_a_policy_whose_file_went_is_no_misspelt_name(tmp_path):
+    there, state = plugins(tmp_path), {"FORKPOINT_STATE": str(tmp_path / "state")}
+    config = '[routes]\nguarded = ["p"]\n'
+    server = Server(tmp_path, plugins=there, model=TINY, config=config, env=state)
+    server.stop()
+    (there / "p.wasm").unlink()
+    server = Server(tmp_path, plugins=there, model=TINY, config=config, env=state)
+    assert "p NOT THERE" in server.log_text()
     server.stop()
 
 

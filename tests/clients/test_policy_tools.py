@@ -1,13 +1,16 @@
 """What an author does at the command line: start a policy, build it, test it, serve it, and replay a journal."""
 
+import base64
 import copy
+import hashlib
 import json
-import os
 import shutil
 import subprocess
+import tomllib
 import urllib.request
 from pathlib import Path
 
+import pytest
 from server import ROOT, TINY, Server, binary
 
 GATE = ROOT / "plugins/shell-gate.wasm"
@@ -67,6 +70,94 @@ def test_a_broken_component_is_told_what_to_do(tmp_path):
     (tmp_path / "p.toml").write_text("descriptoin = 'x'")
     assert "p.toml: line 1, column 1" in forkpoint("policy", "check", tmp_path / "p.wasm", fails=True)
     assert "no component" in forkpoint("policy", "test", ROOT / "tests/data", fails=True)
+
+
+def test_a_case_may_set_limits_and_let_things_fail(tmp_path):
+    case = tmp_path / "case"
+    shutil.copytree(ROOT / "examples/verify-then-escalate/tests/fork-fails", case)
+    test = ("policy", "test", case, "--policy", ROOT / "plugins/verify-then-escalate.wasm")
+    assert "1 passed" in forkpoint(*test)
+    (case / "limits.json").write_text('{"forks": 0}')
+    said = forkpoint(*test, fails=True)
+    assert 'labels.failure: expected "full", got "budget"' in said
+    assert "a fork that fails (full: no page is left) was not made" in said
+    for limits, says in [('{"fork": 1}', "limits.json: unknown field `fork`, expected one of `cpu_ms`"),
+                         ('{"cpu_ms": 0}', "limits.json: cpu_ms = 0 leaves the policy nothing to run with"),
+                         ('{"forks": "1"}', "limits.json: invalid type: string")]:
+        (case / "limits.json").write_text(limits)
+        assert says in forkpoint(*test, fails=True)
+
+
+OPENSSL = shutil.which("openssl")
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def signed_text(component: Path) -> bytes:
+    """What a signature is over, as docs/manifest.md has it."""
+    lines = component.with_suffix(".toml").read_bytes().splitlines(keepends=True)
+    rest = b"".join(line for line in lines if not line.startswith(b"signature"))
+    return f"forkpoint policy 1\n{component.stem}\n{sha256(component.read_bytes())}\n{sha256(rest)}\n".encode()
+
+
+def test_a_policy_is_signed_and_checked_from_the_command_line(tmp_path):
+    key, gate = tmp_path / "alice.pem", tmp_path / "gate.wasm"
+    name, public = forkpoint("policy", "keygen", key).strip().split(" = ")
+    assert (name, key.stat().st_mode & 0o777) == ("alice", 0o600)
+    text = key.read_text()
+    assert "cannot make the new file" in forkpoint("policy", "keygen", key, fails=True)
+    assert key.read_text() == text, "a key is never overwritten"
+    shutil.copy(ROOT / "tests/fixtures/scripted.wasm", gate)
+    manifest = "# Mine.\r\ndescription = 'd'\n\n[config]\ndeny-at = 0.8 # high\n"
+    gate.with_suffix(".toml").write_bytes(manifest.encode())
+
+    check = ("policy", "check", gate, "--json", "--signer", public.strip('"'))
+    assert "is not signed" in forkpoint(*check, fails=True)
+    assert public.strip('"') in forkpoint("policy", "sign", gate, "--key", key)
+    assert json.loads(forkpoint(*check))["signed_by"] == public.strip('"')
+    assert json.loads(forkpoint(*check[:-2]))["signed_by"] is None
+    signed = gate.with_suffix(".toml").read_bytes()
+    lines = signed.splitlines(keepends=True)
+    assert b"".join(lines[:2] + lines[4:]) == manifest.encode(), "every other byte stays"
+    assert forkpoint("policy", "sign", gate, "--key", key) and gate.with_suffix(".toml").read_bytes() == signed
+
+    for wrong in (signed.replace(b"0.8", b"0.9"), signed.replace(b"# high", b"# low")):
+        gate.with_suffix(".toml").write_bytes(wrong)
+        assert "signed by none of the signers" in forkpoint(*check, fails=True)
+    gate.with_suffix(".toml").write_bytes(signed.replace(b'signature = "', b'signature = "?'))
+    assert "gate.toml: line 4, column 13: a signature is 64 bytes in base64" in forkpoint(*check, fails=True)
+    gate.with_suffix(".toml").write_bytes(signed)
+    for kind in ("wasm", "toml"):
+        shutil.copy(gate.with_suffix(f".{kind}"), tmp_path / f"other.{kind}")
+    assert 'another name than "other"' in forkpoint("policy", "check", tmp_path / "other.wasm", *check[3:], fails=True)
+    assert "is not a component" in forkpoint("policy", "sign", key.rename(tmp_path / "key.wasm"), "--key",
+                                             tmp_path / "key.wasm", fails=True)
+    assert "expected an ed25519 key" in forkpoint("policy", "sign", gate, "--key", gate, fails=True)
+    assert "32 bytes in base64, got 3" in forkpoint("policy", "check", gate, "--signer", "AAAA", fails=True)
+
+
+@pytest.mark.skipif(not OPENSSL, reason="needs openssl")
+def test_keys_and_signatures_are_openssls_too(tmp_path):
+    def openssl(*words) -> bytes:
+        return subprocess.run([OPENSSL, *map(str, words)], check=True, capture_output=True).stdout
+
+    gate = tmp_path / "gate.wasm"
+    shutil.copy(ROOT / "tests/fixtures/scripted.wasm", gate)
+    theirs, ours = tmp_path / "theirs.pem", tmp_path / "ours.pem"
+    openssl("genpkey", "-algorithm", "ed25519", "-out", theirs)
+    forkpoint("policy", "keygen", ours)
+    for key in (theirs, ours):
+        # The last 32 bytes of the public key's DER are the key itself.
+        public = base64.b64encode(openssl("pkey", "-in", key, "-pubout", "-outform", "DER")[-32:]).decode()
+        assert public in forkpoint("policy", "sign", gate, "--key", key)
+        assert "signed by" in forkpoint("policy", "check", gate, "--signer", public)
+        manifest = tomllib.loads(gate.with_suffix(".toml").read_text())
+        (tmp_path / "signature").write_bytes(base64.b64decode(manifest["signature"]))
+        (tmp_path / "text").write_bytes(signed_text(gate))
+        openssl("pkeyutl", "-verify", "-rawin", "-inkey", key, "-in", tmp_path / "text",
+                "-sigfile", tmp_path / "signature")
 
 
 def test_a_replay_finds_exactly_the_plans_that_a_threshold_changes(tmp_path):

@@ -12,7 +12,9 @@ use serde_json::Value;
 use super::expect::{differences, outcome};
 use super::script::Script;
 use crate::policy::offline::OfflineSession;
-use crate::policy::{RouteRequest, SamplingOverrides, Step, Workbench, WorkbenchError, WorkbenchOptions};
+use crate::policy::{
+    RouteRequest, SamplingOverrides, SomeLimits, Step, Workbench, WorkbenchError, WorkbenchOptions,
+};
 use crate::wire::chat::ChatRequest;
 
 /// A case, read.
@@ -23,6 +25,7 @@ pub struct Case {
     request: RouteRequest,
     script: Arc<Script>,
     config: BTreeMap<String, String>,
+    limits: SomeLimits,
     store: BTreeMap<String, String>,
     expected: Value,
 }
@@ -77,11 +80,16 @@ impl Case {
                 .map(|(key, value)| Ok((key, scalar(value).map_err(|e| format!("{file}: {e}"))?)))
                 .collect()
         };
+        let limits: SomeLimits = optional(folder, "limits.json")?.unwrap_or_default();
+        if let Some(limit) = limits.useless() {
+            return Err(format!("limits.json: {limit} = 0 leaves the policy nothing to run with"));
+        }
         Ok(Self {
             name,
             request,
             script: Arc::new(script),
             config: scalars("config.json")?,
+            limits,
             store: scalars("store.json")?,
             expected: required(folder, "expect.json")?,
         })
@@ -97,7 +105,8 @@ impl Case {
         cache: Option<PathBuf>,
         live: Option<&Engine>,
     ) -> Result<Verdict, WorkbenchError> {
-        let options = WorkbenchOptions { config: self.config.clone(), cache, ..WorkbenchOptions::default() };
+        let (config, limits) = (self.config.clone(), self.limits);
+        let options = WorkbenchOptions { config, limits, cache, ..WorkbenchOptions::default() };
         let mut bench = Workbench::load(component, &options)?;
         let mut faults = Vec::new();
         if let Err(error) = bench.store(&self.store) {
@@ -114,7 +123,9 @@ impl Case {
         let took = start.elapsed();
         match step {
             Ok(step) => {
-                faults.extend(self.script.faults());
+                if live.is_none() {
+                    faults.extend(self.script.faults());
+                }
                 let found = differences(&self.expected, &outcome(&step, &bench.stored()));
                 // A fault that nobody expected explains the rest.
                 let told = step.fault.as_ref().filter(|_| !found.is_empty());

@@ -1,5 +1,5 @@
-//! What authors of policies work with, none of which needs a server: test cases, replays of a journal, and a lint of
-//! questions.
+//! What authors of policies work with, none of which needs a server: test cases, replays of a journal, a lint of
+//! questions, and signatures.
 
 pub mod case;
 pub mod expect;
@@ -7,3 +7,4 @@ pub mod label;
 pub mod lint;
 pub mod replay;
 pub mod script;
+pub mod sign;

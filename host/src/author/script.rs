@@ -28,8 +28,28 @@ pub struct Scripted {
     pub mass: Option<f64>,
     /// The call fails, with `kind: message`.
     pub failure: Option<String>,
-    /// A draft.
-    pub draft: Option<String>,
+    /// A draft, or why there is none.
+    pub draft: Option<ScriptedDraft>,
+    /// What a fork comes to: `ok`, or `kind: message` where it fails.
+    pub fork: Option<String>,
+}
+
+/// What a draft comes to.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "expected a draft's text or {\"failure\": \"kind: message\"}")]
+pub enum ScriptedDraft {
+    /// The text.
+    Text(String),
+    /// It fails.
+    Failed(ScriptedFailure),
+}
+
+/// Why a draft fails.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScriptedFailure {
+    /// `kind: message`.
+    pub failure: String,
 }
 
 /// Probabilities as people write them.
@@ -46,7 +66,8 @@ pub enum Probabilities {
 #[derive(Debug, Default)]
 pub struct Script {
     entries: Vec<Scripted>,
-    drafts: Mutex<VecDeque<String>>,
+    drafts: Mutex<VecDeque<Result<String, Failure>>>,
+    forks: Mutex<VecDeque<Result<(), Failure>>>,
     /// What the script does not cover, or answers wrongly.
     faults: Mutex<Vec<String>>,
 }
@@ -58,17 +79,26 @@ impl Script {
     /// A sentence that names the entry.
     pub fn parse(text: &str) -> Result<Self, String> {
         let entries: Vec<Scripted> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let (mut drafts, mut forks) = (VecDeque::new(), VecDeque::new());
         for (at, entry) in entries.iter().enumerate() {
-            entry.check().map_err(|what| format!("entry {}: {what}", at + 1))?;
+            let wrong = |what: String| format!("entry {}: {what}", at + 1);
+            entry.check().map_err(wrong)?;
+            drafts.extend(entry.draft().transpose().map_err(wrong)?);
+            forks.extend(entry.fork().transpose().map_err(wrong)?);
         }
-        let drafts = entries.iter().filter_map(|entry| entry.draft.clone()).collect();
-        Ok(Self { entries, drafts: Mutex::new(drafts), faults: Mutex::default() })
+        Ok(Self { entries, drafts: drafts.into(), forks: forks.into(), faults: Mutex::default() })
     }
 
-    /// What was asked and not answered, in sentences.
+    /// What was asked and not answered, and what was to fail and was not asked, in sentences.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let left = |failure: &Failure, what: &str| format!("{what} that fails ({failure}) was not made");
+        let drafts = self.drafts.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.extend(drafts.iter().filter_map(|draft| Some(left(draft.as_ref().err()?, "a draft"))));
+        let forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.extend(forks.iter().filter_map(|fork| Some(left(fork.as_ref().err()?, "a fork"))));
+        faults
     }
 
     fn fault(&self, what: String) -> Failure {
@@ -80,22 +110,39 @@ impl Script {
 impl Scripted {
     fn check(&self) -> Result<(), String> {
         let answers = [self.yes.is_some(), self.probabilities.is_some(), self.failure.is_some()];
-        match (answers.iter().filter(|there| **there).count(), self.draft.is_some()) {
-            (0, true) if self.asked.is_none() && self.probe.is_none() => Ok(()),
+        let made = usize::from(self.draft.is_some()) + usize::from(self.fork.is_some());
+        match (answers.iter().filter(|there| **there).count(), made > 0) {
+            (0, true) if made == 1 && self.asked.is_none() && self.probe.is_none() => Ok(()),
             // A failure may be of whatever is asked.
             (1, false) if self.failure.is_some() => {
                 self.failure.iter().try_for_each(|it| failure_of(it).map(drop))
             }
             (1, false) if self.asked.is_some() || self.probe.is_some() => Ok(()),
             (1, false) => Err("needs \"asked\" or \"probe\", to say which questions it answers".to_owned()),
-            _ => Err("has one of \"yes\", \"probabilities\", \"failure\" and \"draft\"".to_owned()),
+            _ => Err("has one of \"yes\", \"probabilities\", \"failure\", \"draft\" and \"fork\"".to_owned()),
         }
+    }
+
+    /// What the draft of this entry comes to, if it is one.
+    fn draft(&self) -> Option<Result<Result<String, Failure>, String>> {
+        Some(match self.draft.as_ref()? {
+            ScriptedDraft::Text(text) => Ok(Ok(text.clone())),
+            ScriptedDraft::Failed(ScriptedFailure { failure }) => failure_of(failure).map(Err),
+        })
+    }
+
+    /// What the fork of this entry comes to, if it is one.
+    fn fork(&self) -> Option<Result<Result<(), Failure>, String>> {
+        Some(match self.fork.as_ref()?.as_str() {
+            "ok" => Ok(Ok(())),
+            failure => failure_of(failure).map(Err).map_err(|error| format!("{error}, or ok for none")),
+        })
     }
 
     fn answers(&self, question: &Question, probe: Option<&str>) -> bool {
         let said = self.asked.as_ref().is_none_or(|asked| question.instructions.contains(asked.as_str()));
         let named = self.probe.is_none() || self.probe.as_deref() == probe;
-        self.draft.is_none() && said && named
+        self.draft.is_none() && self.fork.is_none() && said && named
     }
 
     fn answer(&self, question: &Question) -> Result<Answer, String> {
@@ -149,9 +196,14 @@ impl Oracle for Script {
         questions.iter().map(find).collect()
     }
 
+    fn fork(&self) -> Result<(), Failure> {
+        // What the script does not mention succeeds.
+        self.forks.lock().unwrap_or_else(PoisonError::into_inner).pop_front().unwrap_or(Ok(()))
+    }
+
     fn draft(&self) -> Result<String, Failure> {
         let next = self.drafts.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        next.ok_or_else(|| self.fault("answers.json has no draft left".to_owned()))
+        next.unwrap_or_else(|| Err(self.fault("answers.json has no draft left".to_owned())))
     }
 }
 
@@ -234,6 +286,25 @@ mod tests {
     }
 
     #[test]
+    fn forks_and_drafts_fail_in_order() {
+        let script = Script::parse(
+            r#"[{"fork": "ok"}, {"draft": "Hello."}, {"fork": "full: no page is left"},
+                {"draft": {"failure": "unavailable: busy"}}, {"draft": "Again."}, {"asked": "x", "yes": 1}]"#,
+        )
+        .unwrap();
+        let failure = |kind, message: &str| Failure { kind, message: message.into() };
+        let (full, busy) =
+            (failure(FailureKind::Full, "no page is left"), failure(FailureKind::Unavailable, "busy"));
+        assert_eq!((script.fork(), script.draft()), (Ok(()), Ok("Hello.".into())));
+        assert!(ask(&script, "x", boolean(), None).is_ok(), "neither answers a question");
+        let left = ["a draft that fails (unavailable: busy)", "a fork that fails (full: no page is left)"];
+        assert_eq!(script.faults(), left.map(|what| format!("{what} was not made")));
+        assert_eq!((script.fork(), script.draft()), (Err(full), Err(busy)));
+        assert_eq!((script.fork(), script.draft()), (Ok(()), Ok("Again.".into())), "no more are mentioned");
+        assert!(script.faults().is_empty());
+    }
+
+    #[test]
     fn entries_that_say_nothing_or_too_much_are_refused() {
         for (text, says) in [
             (r#"[{"asked": "x"}]"#, "entry 1: has one of"),
@@ -241,6 +312,12 @@ mod tests {
             (r#"[{"asked": "x", "yes": 1, "probabilities": [1]}]"#, "has one of"),
             (r#"[{"asked": "x", "draft": "y"}]"#, "has one of"),
             (r#"[{"asked": "x", "failure": "tired"}]"#, "got \"tired\""),
+            (r#"[{"asked": "x", "fork": "ok"}]"#, "has one of"),
+            (r#"[{"draft": "y", "fork": "ok"}]"#, "has one of"),
+            (r#"[{"fork": "fine"}]"#, "got \"fine\", or ok for none"),
+            (r#"[{"fork": {"failure": "full"}}]"#, "expected a string"),
+            (r#"[{"draft": {"failure": "tired: x"}}]"#, "got \"tired\""),
+            (r#"[{"draft": {"fails": "full"}}]"#, "a draft's text or"),
             (r#"[{"aksed": "x"}]"#, "unknown field"),
             (r#"{}"#, "sequence"),
         ] {

@@ -24,7 +24,7 @@
 
 mod bytes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -35,7 +35,7 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer};
 
 pub use self::bytes::Bytes;
-use crate::policy::{PolicyRules, Share, SomeLimits, is_policy_name};
+use crate::policy::{PolicyRules, PublicKey, Share, SomeLimits, is_policy_name};
 use crate::traces::collector_url;
 
 /// What `forkpoint.toml` says; what it does not say has the default.
@@ -184,8 +184,14 @@ pub struct PluginsConfig {
     pub queue_wait_ms: u64,
     /// Largest component file.
     pub max_file: Bytes,
+    /// Start though a route names a policy that is not there: it comes later.
+    pub allow_missing: bool,
     /// Fit probes from the examples beside policies, and keep the hidden states that they read.
     pub probes: bool,
+    /// Serve no policy that is not signed by one of the signers.
+    pub require_signature: bool,
+    /// `[plugins.signers]`: whose signatures count, each with its ed25519 public key.
+    pub signers: BTreeMap<String, PublicKey>,
     /// What holds for every policy, unless its manifest or its own table says otherwise.
     pub defaults: PolicyRules,
     /// The most that a manifest may ask for, unless the policy's own table says otherwise.
@@ -201,7 +207,10 @@ impl Default for PluginsConfig {
             warm_instances: 0,
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),
+            allow_missing: false,
             probes: true,
+            require_signature: false,
+            signers: BTreeMap::new(),
             defaults: PolicyRules::default(),
             ceiling: SomeLimits::default(),
         }
@@ -375,6 +384,29 @@ impl Config {
         Ok(config)
     }
 
+    /// Checks that every policy which a route names is among those that are known: a name that is misspelt must not
+    /// leave a guard unasked.
+    ///
+    /// # Errors
+    /// Names the route, the policy and what is there.
+    pub fn check_routes(&self, known: &BTreeSet<String>) -> Result<(), ConfigError> {
+        let named = self.routes.iter().flat_map(|(route, chain)| chain.iter().map(move |one| (route, one)));
+        let Some((route, missing)) = named.into_iter().find(|(_, policy)| !known.contains(*policy)) else {
+            return Ok(());
+        };
+        let there: Vec<&str> = known.iter().map(String::as_str).collect();
+        let there = if there.is_empty() {
+            "no policy is there".to_owned()
+        } else {
+            format!("there are {}", there.join(", "))
+        };
+        let message = format!(
+            "there is no {missing}.wasm in {}; {there}; plugins.allow_missing = true starts without it",
+            self.plugins.dir.display()
+        );
+        Err(ConfigError::value(format!("routes.{route}"), message))
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         for (name, chain) in &self.routes {
             let key = format!("routes.{name}");
@@ -396,6 +428,10 @@ impl Config {
         }
         if let Some(endpoint) = &self.traces.endpoint {
             collector_url("traces.endpoint", endpoint, true)?;
+        }
+        if self.plugins.require_signature && self.plugins.signers.is_empty() {
+            let message = "needs a signer in [plugins.signers]: without one no policy can be served";
+            return Err(ConfigError::value("plugins.require_signature", message));
         }
         let at_least_one = [
             ("server.max_in_flight", self.server.max_in_flight as u64),
@@ -454,6 +490,9 @@ mod tests {
             kv_memory = "2GiB"
             [plugins]
             dir = "policies"
+            require_signature = true
+            [plugins.signers]
+            alice = "uf1Rf3A+3dqUkVFkYGN2TTBlIqPyO7nEjXQ0ZnAYRlE="
             [routes]
             gated = ["a", "b"]
             [policies.a]
@@ -471,8 +510,30 @@ mod tests {
         assert_eq!(config.server.addr.port(), 80);
         assert_eq!(config.model.kv_memory, Bytes(2 << 30));
         assert_eq!(config.upstreams["up"].timeout_ms, 60_000);
+        assert!(config.plugins.require_signature);
+        assert_eq!(
+            config.plugins.signers["alice"].to_string(),
+            "uf1Rf3A+3dqUkVFkYGN2TTBlIqPyO7nEjXQ0ZnAYRlE="
+        );
         let tools = config.operator_tools().unwrap();
         assert_eq!(tools[0].parameters["properties"]["command"]["type"], "string");
+    }
+
+    #[test]
+    fn a_route_names_policies_that_are_there() {
+        let config = Config::parse("[routes]\none = ['a']\ntwo = ['a', 'gaet']").unwrap();
+        let known = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+        config.check_routes(&known(&["a", "gaet", "b"])).unwrap();
+        for (names, says) in [
+            (&["a", "gate"][..], "routes.two: there is no gaet.wasm in plugins; there are a, gate;"),
+            (&[], "routes.one: there is no a.wasm in plugins; no policy is there;"),
+        ] {
+            let error = config.check_routes(&known(names)).unwrap_err().to_string();
+            assert!(
+                error.starts_with(says) && error.ends_with("allow_missing = true starts without it"),
+                "{error}"
+            );
+        }
     }
 
     #[test]
@@ -485,6 +546,10 @@ mod tests {
             ("[model]\nkv_memory = -1", "must not be negative"),
             ("[model]\nkv_precision = 'fp8'", "must be bf16, int8 or int4, got \"fp8\""),
             ("[model]\nquantize = 'q4'", "must be int8 or int4, got \"q4\""),
+            ("[plugins]\nrequire_signature = true", "plugins.require_signature: needs a signer"),
+            ("[plugins.signers]\na = 'AAAA'", "line 2, column 5"),
+            ("[plugins.signers]\na = 'AAAA'", "an ed25519 public key is 32 bytes in base64, got 3"),
+            ("[plugins.signers]\na = 'x y'", "32 bytes in base64, got \"x y\""),
             ("[routes]\nx = []", "routes.x: a route needs at least one policy"),
             ("[routes]\nx = ['a', 'b', 'a']", "routes.x: \"a\" is asked twice"),
             ("[routes]\nx = ['A b']", "routes.x: \"A b\" cannot be a policy's name"),

@@ -49,10 +49,10 @@ impl Place {
         }
     }
 
-    pub(super) async fn fork(&self) -> Result<Self, EngineError> {
+    pub(super) async fn fork(&self) -> Result<Self, Refusal> {
         Ok(match self {
             Self::Engine(session) => Self::Engine(session.fork().await?),
-            Self::Offline(session) => Self::Offline(session.fork()),
+            Self::Offline(session) => Self::Offline(session.fork()?),
         })
     }
 

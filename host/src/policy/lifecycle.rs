@@ -82,6 +82,8 @@ impl Policies {
         }
         let text = std::str::from_utf8(&manifest).map_err(|error| refused(error.to_string()))?;
         let read = Manifest::parse(text).map_err(|error| refused(error.to_string()))?;
+        // Also one that waits: it names the component that it waits for.
+        shared.options.signers.judge(name, Some(&read))?;
         let path = shared.options.dir.join(format!("{name}.wasm"));
         let mut waits = !path.exists();
         if !waits {

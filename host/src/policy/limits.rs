@@ -58,7 +58,7 @@ macro_rules! limits {
             }
 
             /// The first that is 0, where that would leave a policy nothing to run with.
-            pub(super) fn useless(&self) -> Option<&'static str> {
+            pub(crate) fn useless(&self) -> Option<&'static str> {
                 let needed = ["cpu_ms", "wall_ms", "memory_mb", "calls"];
                 let zero = [$((stringify!($name), self.$name == Some(0)),)+];
                 zero.into_iter().find(|(name, zero)| *zero && needed.contains(name)).map(|(name, _)| name)

@@ -46,6 +46,8 @@ pub enum LoadCode {
     Manifest,
     /// It is not the component that its manifest pins.
     Pin,
+    /// It is not signed as the operator asks, or the signature is not good.
+    Signature,
     /// This version was rolled back.
     Withdrawn,
     /// It could not be compiled.
@@ -69,6 +71,7 @@ impl LoadCode {
             Self::DeniedImport => "denied-import",
             Self::Manifest => "manifest",
             Self::Pin => "pin",
+            Self::Signature => "signature",
             Self::Withdrawn => "withdrawn",
             Self::Compile => "compile",
             Self::Canary => "canary",
@@ -107,13 +110,18 @@ impl Source {
 
     /// Whether this is the component that its manifest pins, if it pins one.
     pub(super) fn check_pin(&self) -> Result<(), LoadError> {
-        match self.manifest.as_ref().and_then(|manifest| manifest.sha256.as_ref()) {
-            Some(pin) if *pin != self.hash => {
-                let message = format!("the manifest pins sha256 {pin}, the file has {}", self.hash);
-                Err(LoadError::new(LoadCode::Pin, message))
-            }
-            _ => Ok(()),
+        check_pin(&self.hash, self.manifest.as_ref())
+    }
+}
+
+/// Whether a component of this hash is the one that a manifest pins, if it pins one.
+pub(super) fn check_pin(hash: &str, manifest: Option<&Manifest>) -> Result<(), LoadError> {
+    match manifest.and_then(|manifest| manifest.sha256.as_ref()) {
+        Some(pin) if *pin != hash => {
+            let message = format!("the manifest pins sha256 {pin}, the file has {hash}");
+            Err(LoadError::new(LoadCode::Pin, message))
         }
+        _ => Ok(()),
     }
 }
 

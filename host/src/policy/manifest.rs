@@ -28,6 +28,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::capabilities::{Capabilities, Names};
 use super::limits::SomeLimits;
 use super::settings::{Fallback, is_policy_name};
+use super::signature::{Keys, Signature};
 
 /// The custom section of a component that may hold its manifest.
 pub const MANIFEST_SECTION: &str = "forkpoint:manifest";
@@ -52,6 +53,8 @@ pub struct Manifest {
     /// The SHA-256 that the component must have, in hexadecimal digits.
     #[serde(deserialize_with = "digest")]
     pub sha256: Option<String>,
+    /// Who stands for that component with this manifest, under its name.
+    pub signature: Option<Signature>,
     /// The share of sessions that the policy is asked for without its plan being carried out.
     pub shadow: Option<Share>,
     /// How a new version of the component takes over from the one before.
@@ -68,6 +71,9 @@ pub struct Manifest {
     /// Values that the policy reads with `config(key)`.
     #[serde(deserialize_with = "values")]
     pub config: BTreeMap<String, String>,
+    /// As it was read.
+    #[serde(skip)]
+    pub(super) text: String,
 }
 
 /// `[canary]`: a new version begins on a share of the sessions.
@@ -142,22 +148,49 @@ pub struct ManifestError {
     pub message: String,
 }
 
+impl ManifestError {
+    /// At a byte of a text.
+    pub(super) fn at(text: &str, at: usize, message: impl Into<String>) -> Self {
+        let before = text.get(..at).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        Self { line, column, message: message.into() }
+    }
+}
+
 impl Manifest {
     /// Reads a manifest's text.
     ///
     /// # Errors
     /// Where a key does not exist or a value cannot be.
     pub fn parse(text: &str) -> Result<Self, ManifestError> {
-        toml::from_str(text).map_err(|error| {
+        let mut manifest: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
-            let before = text.get(..at).unwrap_or_default();
-            let line = before.matches('\n').count() + 1;
-            let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-            ManifestError { line, column, message: error.message().replace('\n', " ") }
-        })
+            ManifestError::at(text, at, error.message().replace('\n', " "))
+        })?;
+        if let Some(signature) = &mut manifest.signature {
+            signature.seal(text)?;
+            if manifest.sha256.is_none() {
+                return Err(Self::at_signature(text, "a signature is for the component that sha256 pins"));
+            }
+        }
+        text.clone_into(&mut manifest.text);
+        Ok(manifest)
     }
 
-    /// The manifest in a component's own section, if it has one.
+    /// Whether two say the same, but for which component they pin and who signed it.
+    pub(crate) fn says_the_same(&self, other: &Self) -> bool {
+        let rest =
+            |manifest: &Self| Self { sha256: None, signature: None, text: String::new(), ..manifest.clone() };
+        rest(self) == rest(other)
+    }
+
+    fn at_signature(text: &str, message: &str) -> ManifestError {
+        ManifestError::at(text, Keys::of(text).signature.map_or(0, |value| value.start), message)
+    }
+
+    /// The manifest in a component's own section, if it has one. It cannot be signed: it is a part of the component
+    /// that a signature is for.
     pub(super) fn embedded(component: &[u8]) -> Option<Result<Self, ManifestError>> {
         let mut depth = 0usize;
         for payload in wasmparser::Parser::new(0).parse_all(component) {
@@ -172,7 +205,13 @@ impl Manifest {
                 {
                     let text = std::str::from_utf8(section.data());
                     return Some(match text {
-                        Ok(text) => Self::parse(text),
+                        Ok(text) => Self::parse(text).and_then(|manifest| match manifest.signature {
+                            Some(_) => {
+                                let message = "a signature stands in NAME.toml beside the component";
+                                Err(Self::at_signature(text, message))
+                            }
+                            None => Ok(manifest),
+                        }),
                         Err(error) => {
                             let message = format!("the section {MANIFEST_SECTION} is not text: {error}");
                             Err(ManifestError { line: 1, column: 1, message })
@@ -330,6 +369,23 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_inside_a_component_cannot_be_signed() {
+        let (pin, signature) = ("0".repeat(64), format!("{}==", "A".repeat(86)));
+        let manifest = format!("sha256 = '{pin}'\nsignature = '{signature}'");
+        assert!(Manifest::parse(&manifest).unwrap().signature.is_some());
+        let name = MANIFEST_SECTION.as_bytes();
+        let size = 1 + name.len() + manifest.len();
+        // A custom section: its length in LEB128, here of two bytes, then its name with a length.
+        let mut component = b"\0asm\x0d\0\x01\0\0".to_vec();
+        component.extend([(size & 0x7f) as u8 | 0x80, (size >> 7) as u8, name.len() as u8]);
+        component.extend(name);
+        component.extend(manifest.as_bytes());
+        let error = Manifest::embedded(&component).unwrap().unwrap_err();
+        assert_eq!((error.line, error.column), (2, 13), "{error}");
+        assert!(error.message.contains("NAME.toml beside the component"), "{error}");
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_where_it_stands() {
         for (text, place, says) in [
             ("fallbak = 'next'", (1, 1), "unknown field `fallbak`"),
@@ -344,7 +400,7 @@ mod tests {
             ("stateless = 1", (1, 13), "boolean"),
             ("canary = {}", (1, 10), "missing field `share`"),
             ("[capabilities]\nroutes = ['a']", (1, 1), "above the tables"),
-            ("signature = 'x'", (1, 1), "unknown field"),
+            ("signatur = 'x'", (1, 1), "unknown field"),
             ("fallback = ", (1, 12), ""),
         ] {
             let error = Manifest::parse(text).unwrap_err();

@@ -29,6 +29,7 @@ mod run;
 mod runtime;
 mod sessions;
 mod settings;
+mod signature;
 mod standings;
 mod state_dir;
 mod status;
@@ -38,7 +39,9 @@ mod warm;
 mod watch;
 mod workbench;
 
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,6 +63,7 @@ use crate::journal::Record;
 use crate::probe::shelf::{self, Entry, Shelf};
 
 pub(crate) use self::runtime::pooled_config;
+pub(crate) use self::signature::{Keys, statement};
 
 pub use self::capabilities::{Capabilities, Grant, Names};
 pub use self::contract::CONTRACT_VERSIONS;
@@ -71,6 +75,7 @@ pub use self::manifest::{Canary, MANIFEST_SECTION, Manifest, ManifestError, Shar
 pub use self::plan::{GeneratePlan, Plan, RouteRequest, Routed, SamplingOverrides};
 pub use self::runtime::StartError;
 pub use self::settings::{Fallback, PolicyOptions, PolicyRules, PolicySettings, is_policy_name};
+pub use self::signature::{PublicKey, Signature, Signers};
 pub use self::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 pub use self::trace::{Continues, Decision, Failure, FailureKind, PlanRecord, Step, Trace, Used};
 pub use self::workbench::{Workbench, WorkbenchError, WorkbenchOptions};
@@ -234,6 +239,7 @@ impl Policies {
         let (hash, asked) = (conversation_hash(&request), Instant::now());
         let mut place = Place::Engine(session);
         let mut trace = Trace::default();
+        let mut held = Vec::new();
         let mut settled = None;
         let mut shadows = Vec::new();
         for name in chain {
@@ -243,14 +249,17 @@ impl Policies {
                 continue;
             }
             let at_us = guest::micros(asked.elapsed());
-            let (called, fallback) = self.shared.call(name, &request, hash, place).await;
+            let (called, settings) = self.shared.call(name, &request, hash, place).await;
             place = called.place;
             let fault = called.step.fault.clone();
             trace.steps.push(Step { at_us, ..called.step });
             settled = match (called.decided, fault) {
                 (Some(decided), _) => decided.plan.map(|plan| (plan, decided.labels)),
-                (None, fault) => fallback_plan(name, fallback, fault.as_ref()).map(|plan| (plan, Vec::new())),
+                (None, fault) => {
+                    fallback_plan(name, settings.fallback, fault.as_ref()).map(|plan| (plan, Vec::new()))
+                }
             };
+            held.push(settings);
             if settled.is_some() {
                 break;
             }
@@ -267,16 +276,7 @@ impl Policies {
         for name in shadows {
             self.shared.shadow(name, &request, hash, &session, asked).await;
         }
-        Routed { policy, version, reason, labels, plan, session, trace }
-    }
-
-    /// The client's headers that any of the policies asked could see.
-    pub(crate) fn visible(&self, trace: &Trace, headers: &[(String, String)]) -> Vec<(String, String)> {
-        let policies = trace.steps.iter().filter_map(|step| self.shared.registry.current(&step.policy));
-        let mut visible: Vec<_> = policies.flat_map(|policy| policy.settings.visible(headers)).collect();
-        visible.sort();
-        visible.dedup();
-        visible
+        Routed { policy, version, reason, labels, plan, session, trace, held }
     }
 
     /// Ends the watcher, the compilations, the calls (each is bounded in time) and the epoch's thread, and waits
@@ -299,8 +299,14 @@ impl Policies {
 }
 
 impl Shared {
-    /// Calls the version of a policy that the session of this hash gets. Says what a fault leads to.
-    async fn call(&self, name: &str, request: &RouteRequest, hash: u64, place: Place) -> (Called, Fallback) {
+    /// Calls the version of a policy that the session of this hash gets, and says what holds for it.
+    async fn call(
+        &self,
+        name: &str,
+        request: &RouteRequest,
+        hash: u64,
+        place: Place,
+    ) -> (Called, Arc<PolicySettings>) {
         let Some((policy, trial)) = self.registry.pick(name, hash) else {
             let step = unavailable(name, self.registry.get(name));
             if let Some(entry) = self.registry.entry(name) {
@@ -308,7 +314,8 @@ impl Shared {
             }
             let known = self.registry.entry(name).and_then(|entry| entry.fallback());
             let fallback = known.unwrap_or_else(|| self.options.settings_of(name, None).fallback);
-            return (Called { place, decided: None, step }, fallback);
+            let nobody = PolicySettings { fallback, ..PolicySettings::default() };
+            return (Called { place, decided: None, step }, Arc::new(nobody));
         };
         let called = self.run(&policy, request, hash, place).await;
         let fault = called.step.fault.as_ref().map(|fault| fault.kind);
@@ -322,7 +329,7 @@ impl Shared {
                 None => {}
             }
         }
-        (called, policy.settings.fallback)
+        (called, policy.settings.clone())
     }
 
     async fn run(&self, policy: &Arc<Published>, request: &RouteRequest, hash: u64, place: Place) -> Called {
@@ -401,6 +408,13 @@ impl Shared {
         self.standings.note(name, move |standing| standing.withdraw(&hash)).await;
         true
     }
+}
+
+/// The policies that a server over these folders knows: those with a file, whether it can be served or not, and those
+/// that the state folder keeps a version of.
+pub(crate) fn known(dir: &Path, state: Option<&Path>) -> BTreeSet<String> {
+    let there = watch::list(dir).map(|listing| listing.policies).unwrap_or_default();
+    there.into_keys().chain(state.map(state_dir::kept).unwrap_or_default()).collect()
 }
 
 /// What a fault leads to; none asks the next policy.

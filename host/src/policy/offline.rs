@@ -15,6 +15,14 @@ pub trait Oracle: Send + Sync {
     /// What the guest is told instead.
     fn decide(&self, questions: &[(Question, Option<String>)]) -> Result<Vec<Answer>, Failure>;
 
+    /// Makes a fork.
+    ///
+    /// # Errors
+    /// What the guest is told instead.
+    fn fork(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Writes a draft.
     ///
     /// # Errors
@@ -73,10 +81,11 @@ impl OfflineSession {
         self.usage
     }
 
-    pub(super) fn fork(&self) -> Self {
+    pub(super) fn fork(&self) -> Result<Self, Failure> {
+        self.oracle.fork()?;
         let tokens = self.usage.tokens;
         let usage = Usage { tokens, reused: tokens, ..Usage::default() };
-        Self { usage, oracle: self.oracle.clone() }
+        Ok(Self { usage, oracle: self.oracle.clone() })
     }
 
     pub(super) fn append(&mut self, messages: &[Message]) -> u32 {
@@ -128,6 +137,6 @@ mod tests {
         let mut session = OfflineSession::holding(&[Message::new(Role::User, "12345678")], Arc::new(Even));
         assert_eq!(session.usage().tokens, 3);
         assert_eq!(session.draft(Some(2)).unwrap().reason, FinishReason::Length);
-        assert_eq!((session.usage().tokens, session.fork().usage().reused), (6, 6));
+        assert_eq!((session.usage().tokens, session.fork().unwrap().usage().reused), (6, 6));
     }
 }

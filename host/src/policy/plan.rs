@@ -6,7 +6,7 @@ use forkpoint_engine::{EngineError, Message, Sampling, Session, Tool};
 use serde::{Deserialize, Serialize};
 
 use super::capabilities::{Capabilities, Names};
-use super::settings::PolicyOptions;
+use super::settings::{PolicyOptions, PolicySettings};
 use super::trace::Trace;
 use crate::traces::TraceContext;
 
@@ -109,6 +109,19 @@ pub struct Routed {
     pub session: Session,
     /// What happened on the way.
     pub trace: Trace,
+    /// What held for each version that was called: a trial's is not that of the version beside it.
+    pub(super) held: Vec<Arc<PolicySettings>>,
+}
+
+impl Routed {
+    /// Of the client's headers, those that any of the policies called could see, with names in lower case.
+    #[must_use]
+    pub fn visible(&self, headers: &[(String, String)]) -> Vec<(String, String)> {
+        let mut visible: Vec<_> = self.held.iter().flat_map(|settings| settings.visible(headers)).collect();
+        visible.sort();
+        visible.dedup();
+        visible
+    }
 }
 
 /// What to do with a request.

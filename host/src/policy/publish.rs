@@ -18,8 +18,9 @@ use super::plan::Allowed;
 use super::registry::{self, Entry, Published};
 use super::run::{self, Patience};
 use super::settings::{Fallback, PolicySettings};
+use super::state_dir::Kept;
 use super::store::KeyValue;
-use super::warm::Kept;
+use super::warm::WarmPart;
 use super::watch::{Change, MANIFEST, PROBES};
 use super::{CANARY_WALL, Shared};
 
@@ -61,22 +62,28 @@ impl Shared {
         let source = source?;
         let settings = Arc::new(self.settings_of(name, &source)?);
         if standing.withdrawn.contains(&source.hash) {
-            if self.registry.current(name).is_some() {
-                self.registry.refresh(name, &settings);
-            } else {
-                self.serve_kept(name, entry, standing.proven.last()).await?;
+            match self.registry.current(name) {
+                // A manifest that pins the other component says nothing of this one.
+                Some(now) if loader::check_pin(&now.hash, source.manifest.as_ref()).is_ok() => {
+                    self.registry.refresh(name, &settings);
+                }
+                Some(_) => {}
+                None => self.serve_kept(name, entry, standing.proven.last()).await?,
             }
             let version = source.version();
             let message = format!("version {version} was rolled back; another file or an upload replaces it");
             return Err(LoadError::new(LoadCode::Withdrawn, message));
         }
-        let component = source.bytes.clone();
+        let kept = Kept::of(&source);
         let version = match self.prepare(name, entry, source, settings.clone()).await? {
-            Loaded::Same(version) => return self.keep(name, entry, version, settings.canary).await,
+            Loaded::Same(version) => {
+                self.standings.keep(name, kept).await;
+                return self.keep(name, entry, version, settings.canary).await;
+            }
             Loaded::New(version) => version,
         };
         let hash = version.hash.clone();
-        self.standings.keep(name, &hash, component).await;
+        self.standings.keep(name, kept).await;
         let before = standing.proven.last().filter(|proven| **proven != hash);
         if let (Some(_), None, Some(before)) = (settings.canary, self.registry.current(name), before)
             && let Err(error) = self.serve_kept(name, entry, Some(before)).await
@@ -127,13 +134,16 @@ impl Shared {
     }
 
     /// What requests get while no version serves: what the manifest says, or the operator; where the manifest cannot
-    /// be read, nobody knows what the policy was there to keep out, and requests are refused.
+    /// be read, or its signature is not good, nobody knows what the policy was there to keep out, and requests are
+    /// refused.
     fn remember_fallback(&self, name: &str, entry: &Entry, source: &Result<Source, LoadError>) {
-        match source {
-            Ok(source) => {
-                entry.fall_back_to(self.options.settings_of(name, source.manifest.as_ref()).fallback);
-            }
-            Err(error) if error.code == LoadCode::Manifest && entry.fallback().is_none() => {
+        let manifest = source.as_ref().map(|source| source.manifest.as_ref());
+        let judged = |manifest| self.options.signers.judge(name, manifest).map(|_| manifest);
+        match manifest.map_err(LoadError::clone).and_then(judged) {
+            Ok(manifest) => entry.fall_back_to(self.options.settings_of(name, manifest).fallback),
+            Err(LoadError { code: LoadCode::Manifest | LoadCode::Signature, .. })
+                if entry.fallback().is_none() =>
+            {
                 let said = self.options.rules.get(name).and_then(|rules| rules.fallback);
                 entry.fall_back_to(said.or(self.options.defaults.fallback).unwrap_or(Fallback::Reject));
             }
@@ -141,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// Serves a version that was kept, with the manifest of now.
+    /// Serves a version that was kept, with the manifest of now; where that pins another, with the one that was kept.
     pub(super) async fn serve_kept(
         &self,
         name: &str,
@@ -151,9 +161,15 @@ impl Shared {
         let gone = || LoadError::new(LoadCode::Unreadable, "no earlier version is kept");
         let hash = hash.ok_or_else(gone)?;
         let path = self.standings.version(name, hash).ok_or_else(gone)?;
-        let source = self.read(name, path).await?;
+        let mut source = self.read(name, path).await?;
         if source.hash != *hash {
             return Err(LoadError::new(LoadCode::Unreadable, "the version that was kept is damaged"));
+        }
+        if source.check_pin().is_err()
+            && let Some(beside) = self.standings.manifest(name, hash)
+        {
+            let bytes = source.bytes.clone();
+            source.manifest = blocking(move || read_manifest(&beside, &bytes)).await?;
         }
         let settings = Arc::new(self.settings_of(name, &source)?);
         match self.prepare(name, entry, source, settings).await? {
@@ -177,7 +193,9 @@ impl Shared {
     /// What holds for a component with its manifest.
     fn settings_of(&self, name: &str, source: &Source) -> Result<PolicySettings, LoadError> {
         source.check_pin()?;
-        let settings = self.options.settings_of(name, source.manifest.as_ref());
+        let manifest = source.manifest.as_ref();
+        let signed_by = self.options.signers.judge(name, manifest)?;
+        let settings = PolicySettings { signed_by, ..self.options.settings_of(name, manifest) };
         if !settings.refused.is_empty() {
             let refused = settings.refused.join("; ");
             tracing::debug!(target: "policy", policy = name, "asks for more than it is granted: {refused}");
@@ -233,7 +251,7 @@ impl Shared {
             settings,
             probes,
             entry: entry.clone(),
-            warm: Kept::new(&self.runtime.warm),
+            warm: WarmPart::new(&self.runtime.warm),
         };
         self.try_out(&version).await?;
         Ok(Loaded::New(version))

@@ -17,7 +17,7 @@ use super::settings::{Fallback, PolicySettings};
 use super::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 use super::store::KeyValue;
 use super::trace::{PlanRecord, Step};
-use super::warm::Kept;
+use super::warm::WarmPart;
 use crate::probe::shelf::Probes;
 
 /// Digits of a hash that stand for a version.
@@ -41,7 +41,7 @@ pub(super) struct Published {
     /// What its questions may be answered by; none where probes are switched off.
     pub(super) probes: Option<Arc<Probes>>,
     pub(super) entry: Arc<Entry>,
-    pub(super) warm: Kept<Self, Instance>,
+    pub(super) warm: WarmPart<Self, Instance>,
 }
 
 impl Published {
@@ -431,6 +431,7 @@ impl Registry {
                 .map(|(kind, n)| (kind.code(), read(n)))
                 .collect(),
             store_bytes: entry.store.bytes(),
+            signed_by: settings.signed_by,
             description: settings.description,
             capabilities: CapabilityStatus {
                 asked: settings.asked,
@@ -443,6 +444,7 @@ impl Registry {
             canary: candidate.map(|candidate| CanaryStatus {
                 hash: candidate.version.hash.clone(),
                 version: candidate.version.version().to_owned(),
+                signed_by: candidate.version.settings.signed_by.clone(),
                 rule: candidate.canary,
                 calls: read(&candidate.trial.calls),
                 faults: read(&candidate.trial.faults),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::capabilities::{Capabilities, Grant, Names};
 use super::limits::{Limits, SomeLimits};
 use super::manifest::{Canary, Manifest, Share, values};
+use super::signature::Signers;
 use crate::journal::Journal;
 use crate::traces::Traces;
 
@@ -37,6 +38,8 @@ pub struct PolicyOptions {
     pub queue_wait: Duration,
     /// Largest component file, in bytes.
     pub max_file: u64,
+    /// Whose signatures of policies count, and whether there must be one.
+    pub signers: Signers,
     /// Upstreams that a plan may forward to.
     pub upstreams: BTreeSet<String>,
     /// Models that a plan may name.
@@ -71,6 +74,7 @@ impl PolicyOptions {
             warm_instances: 0,
             queue_wait: Duration::from_secs(2),
             max_file: 64 << 20,
+            signers: Signers::default(),
             upstreams: BTreeSet::new(),
             models: BTreeSet::new(),
             tools: BTreeSet::new(),
@@ -124,6 +128,8 @@ pub struct PolicySettings {
     pub canary: Option<Canary>,
     /// An instance may be called again, where the operator keeps any.
     pub stateless: bool,
+    /// Which of the operator's signers signed it; none where it is not signed, or there are no signers.
+    pub signed_by: Option<String>,
     /// What its manifest asks for and does not get, for people.
     pub refused: Vec<String>,
 }
@@ -171,6 +177,7 @@ impl PolicySettings {
             shadow: own.shadow.or(manifest.shadow).or(usual.shadow).filter(|share| *share > Share::NONE),
             canary: own.canary.or(manifest.canary).or(usual.canary),
             stateless: manifest.stateless,
+            signed_by: None,
             refused,
         }
     }

@@ -5,9 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
-
-use super::state_dir::{Standing, StateDir};
+use super::state_dir::{Kept, Standing, StateDir};
 
 /// The standings of all policies.
 #[derive(Default)]
@@ -61,11 +59,11 @@ impl Standings {
         }
     }
 
-    /// Keeps a version's component for a way back. A failure is logged.
-    pub(super) async fn keep(&self, policy: &str, hash: &str, component: Bytes) {
+    /// Keeps a version for a way back. A failure is logged.
+    pub(super) async fn keep(&self, policy: &str, version: Kept) {
         let Some(disk) = self.disk.clone() else { return };
-        let (name, hash) = (policy.to_owned(), hash.to_owned());
-        let kept = tokio::task::spawn_blocking(move || disk.keep(&name, &hash, &component)).await;
+        let name = policy.to_owned();
+        let kept = tokio::task::spawn_blocking(move || disk.keep(&name, &version)).await;
         let error = match kept {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
@@ -77,5 +75,10 @@ impl Standings {
     /// Where a version's component is kept.
     pub(super) fn version(&self, policy: &str, hash: &str) -> Option<PathBuf> {
         Some(self.disk.as_ref()?.version(policy, hash)).filter(|path| path.exists())
+    }
+
+    /// Where the manifest that a version had last is kept, if it had one.
+    pub(super) fn manifest(&self, policy: &str, hash: &str) -> Option<PathBuf> {
+        Some(self.disk.as_ref()?.manifest(policy, hash)).filter(|path| path.exists())
     }
 }

@@ -7,9 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 
+use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use serde::{Deserialize, Serialize};
 
+use super::loader::Source;
 use super::runtime::StartError;
 
 /// Versions of a policy that are kept for a way back.
@@ -45,6 +47,20 @@ pub(super) struct Standing {
     pub(super) withdrawn: Vec<String>,
     /// The policy is switched off.
     pub(super) disabled: bool,
+}
+
+/// A version as it is kept for a way back: its component, and the manifest that it had last.
+pub(super) struct Kept {
+    hash: String,
+    component: Bytes,
+    manifest: Option<String>,
+}
+
+impl Kept {
+    pub(super) fn of(source: &Source) -> Self {
+        let manifest = source.manifest.as_ref().map(|manifest| manifest.text.clone());
+        Self { hash: source.hash.clone(), component: source.bytes.clone(), manifest }
+    }
 }
 
 impl Standing {
@@ -178,8 +194,9 @@ impl StateDir {
             open.standing.insert(policy, json.as_slice())?;
             open.database.persist(PersistMode::SyncAll)
         })?;
+        let versions = standing.proven.iter().chain(&standing.tried);
         let useful: Vec<PathBuf> =
-            standing.proven.iter().chain(&standing.tried).map(|hash| self.version(policy, hash)).collect();
+            versions.flat_map(|hash| [self.version(policy, hash), self.manifest(policy, hash)]).collect();
         let there = fs::read_dir(self.dir.join("versions").join(policy));
         for entry in there.into_iter().flatten().flatten() {
             if !useful.contains(&entry.path()) {
@@ -195,20 +212,38 @@ impl StateDir {
         self.dir.join("versions").join(policy).join(format!("{hash}.wasm"))
     }
 
-    /// Keeps a version's component. It is whole or not there.
-    pub(super) fn keep(&self, policy: &str, hash: &str, component: &[u8]) -> io::Result<()> {
-        let path = self.version(policy, hash);
-        if path.exists() {
-            return Ok(());
-        }
-        let folder = path.parent().unwrap_or(&self.dir);
-        fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        io::Write::write_all(&mut file, component)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
+    /// Where the manifest is kept that a version had last.
+    pub(super) fn manifest(&self, policy: &str, hash: &str) -> PathBuf {
+        self.version(policy, hash).with_extension("toml")
     }
+
+    /// Keeps a version. Each of its files is whole or not there.
+    pub(super) fn keep(&self, policy: &str, version: &Kept) -> io::Result<()> {
+        let component = self.version(policy, &version.hash);
+        if !component.exists() {
+            write(&component, &version.component)?;
+        }
+        let path = self.manifest(policy, &version.hash);
+        match &version.manifest {
+            Some(text) if fs::read(&path).is_ok_and(|there| there == text.as_bytes()) => Ok(()),
+            Some(text) => write(&path, text.as_bytes()),
+            None => fs::remove_file(&path).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            }),
+        }
+    }
+}
+
+/// Writes a file beside its place, brings it to the disk, and renames.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 impl Drop for StateDir {
@@ -218,6 +253,19 @@ impl Drop for StateDir {
             tracing::error!(target: "policy", %error, "the state may not be on the disk");
         }
     }
+}
+
+/// The policies that a state folder keeps a version of, whether a server has it or not.
+pub(super) fn kept(dir: &Path) -> Vec<String> {
+    let folders = fs::read_dir(dir.join("versions")).into_iter().flatten().flatten();
+    let holds = |folder: &Path| {
+        let files = fs::read_dir(folder).into_iter().flatten().flatten();
+        files
+            .map(|file| file.path())
+            .any(|file| file.extension().is_some_and(|extension| extension == "wasm"))
+    };
+    let holding = folders.filter(|folder| holds(&folder.path()));
+    holding.filter_map(|folder| folder.file_name().into_string().ok()).collect()
 }
 
 /// Names of policies hold no zero byte, so that no policy reads another's values.
@@ -251,12 +299,21 @@ mod tests {
     fn the_last_few_versions_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDir::open(folder.path()).unwrap();
+        let version = |hash: &str, manifest: Option<&str>| Kept {
+            hash: hash.to_owned(),
+            component: Bytes::from_static(b"component"),
+            manifest: manifest.map(str::to_owned),
+        };
         for hash in 0..=KEPT {
-            state.keep("a", &hash.to_string(), b"component").unwrap();
+            state.keep("a", &version(&hash.to_string(), Some("fallback = 'next'"))).unwrap();
             state.remember("a", |standing| standing.prove(&hash.to_string())).unwrap();
         }
-        assert!(!state.version("a", "0").exists());
-        state.keep("a", "trial", b"component").unwrap();
+        assert_eq!(kept(folder.path()), ["a"]);
+        fs::create_dir(folder.path().join("versions/empty")).unwrap();
+        assert_eq!(kept(folder.path()), ["a"]);
+        assert!(kept(&folder.path().join("none")).is_empty());
+        assert!(!state.version("a", "0").exists() && !state.manifest("a", "0").exists());
+        state.keep("a", &version("trial", None)).unwrap();
         state.remember("a", |standing| standing.tried = Some("trial".into())).unwrap();
         assert!(state.version("a", "trial").exists());
         state.remember("a", |standing| standing.withdraw("trial")).unwrap();
@@ -264,5 +321,11 @@ mod tests {
         assert_eq!(state.standing("a").withdrawn, ["trial"]);
         assert_eq!(fs::read(state.version("a", "1")).unwrap(), b"component");
         assert_eq!(state.standing("a").proven.len(), KEPT);
+        // The manifest is the one of last time, and there may be none any more.
+        assert_eq!(fs::read(state.manifest("a", "1")).unwrap(), b"fallback = 'next'");
+        state.keep("a", &version("1", Some("fallback = 'reject'"))).unwrap();
+        assert_eq!(fs::read(state.manifest("a", "1")).unwrap(), b"fallback = 'reject'");
+        state.keep("a", &version("1", None)).unwrap();
+        assert!(!state.manifest("a", "1").exists() && state.version("a", "1").exists());
     }
 }

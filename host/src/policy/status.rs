@@ -69,6 +69,9 @@ pub struct PolicyStatus {
     pub warm: u64,
     /// Bytes of keys and values in its store.
     pub store_bytes: u64,
+    /// Which of the operator's signers signed the version that is served; none where it is not signed, or there are no
+    /// signers to judge it by.
+    pub signed_by: Option<String>,
     /// What it does, as its manifest says.
     pub description: Option<String>,
     /// Capabilities: asked for by the manifest, granted by the operator, and made use of since the server's start.
@@ -107,6 +110,8 @@ pub struct CanaryStatus {
     pub hash: String,
     /// The first 12 digits of the hash.
     pub version: String,
+    /// Who signed it, as above.
+    pub signed_by: Option<String>,
     /// What it is tried on, and what ends the trial.
     #[serde(flatten)]
     pub rule: Canary,

@@ -64,22 +64,22 @@ impl<V, I> Warm<V, I> {
     }
 }
 
-/// A version's way to the instances that are kept of it; as a part of the version it ends with it, and they do too.
-pub(super) struct Kept<V, I>(Arc<Warm<V, I>>);
+/// A version's own part in the instances that are kept; as a field of the version it ends with it, and they do too.
+pub(super) struct WarmPart<V, I>(Arc<Warm<V, I>>);
 
-impl<V, I> Kept<V, I> {
+impl<V, I> WarmPart<V, I> {
     pub(super) fn new(warm: &Arc<Warm<V, I>>) -> Self {
         Self(warm.clone())
     }
 }
 
-impl<V, I> Clone for Kept<V, I> {
+impl<V, I> Clone for WarmPart<V, I> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<V, I> Deref for Kept<V, I> {
+impl<V, I> Deref for WarmPart<V, I> {
     type Target = Warm<V, I>;
 
     fn deref(&self) -> &Warm<V, I> {
@@ -87,7 +87,7 @@ impl<V, I> Deref for Kept<V, I> {
     }
 }
 
-impl<V, I> Drop for Kept<V, I> {
+impl<V, I> Drop for WarmPart<V, I> {
     fn drop(&mut self) {
         drop(self.0.take_gone());
     }
@@ -132,10 +132,10 @@ mod tests {
     #[test]
     fn an_instance_goes_with_its_version() {
         struct Version {
-            kept: Kept<Version, Arc<()>>,
+            kept: WarmPart<Version, Arc<()>>,
         }
         let warm = Arc::new(Warm::new(2));
-        let version = || Arc::new(Version { kept: Kept::new(&warm) });
+        let version = || Arc::new(Version { kept: WarmPart::new(&warm) });
         let (old, new) = (version(), version());
         let instance = Arc::new(());
         old.kept.put(&old, "a", instance.clone());

@@ -11,7 +11,7 @@ use forkpoint_engine::Session;
 use super::cache::Cache;
 use super::capabilities::{Grant, Names};
 use super::guest::Place;
-use super::limits::Limits;
+use super::limits::{Limits, SomeLimits};
 use super::loader::{self, LoadCode, LoadError};
 use super::manifest::Manifest;
 use super::offline::OfflineSession;
@@ -21,8 +21,9 @@ use super::registry::{self, Entry, Published};
 use super::run::{self, Patience};
 use super::runtime::Runtime;
 use super::settings::{PolicyRules, PolicySettings, is_policy_name};
+use super::signature::Signers;
 use super::trace::Step;
-use super::warm::Kept;
+use super::warm::WarmPart;
 use super::watch::MANIFEST;
 
 /// Most bytes of a component's file.
@@ -33,12 +34,16 @@ const MAX_FILE: u64 = 64 << 20;
 pub struct WorkbenchOptions {
     /// Values over those of the manifest's `[config]`.
     pub config: BTreeMap<String, String>,
+    /// Bounds over those of the manifest's `[limits]`.
+    pub limits: SomeLimits,
     /// Where compiled code is kept; none compiles anew.
     pub cache: Option<PathBuf>,
     /// Count instructions, which makes calls slower.
     pub metered: bool,
     /// Call one instance again and again, as the host does with one that is stateless.
     pub warm: bool,
+    /// Whose signatures count, and whether there must be one.
+    pub signers: Signers,
 }
 
 /// Why a component cannot be worked on.
@@ -76,8 +81,9 @@ impl Workbench {
             let message = format!("{name:?} cannot be a policy's name: 1 to 64 of a-z, 0-9, - and _");
             return Err(LoadError::new(LoadCode::Unreadable, message).into());
         }
-        let granted = all_granted(source.manifest.as_ref(), &options.config);
-        let settings = PolicySettings { stateless: options.warm, ..granted };
+        let signed_by = options.signers.judge(&name, source.manifest.as_ref())?;
+        let granted = all_granted(source.manifest.as_ref(), options);
+        let settings = PolicySettings { signed_by, stateless: options.warm, ..granted };
         let runtime = Runtime::new(1, u32::from(options.warm), settings.limits.memory(), options.metered)?;
         let cache = options.cache.as_deref().and_then(|dir| Cache::open(dir).ok());
         let start = Instant::now();
@@ -95,7 +101,7 @@ impl Workbench {
             probes: None,
             entry: Entry::apart(settings.limits.store_bytes),
             settings: Arc::new(settings),
-            warm: Kept::new(&runtime.warm),
+            warm: WarmPart::new(&runtime.warm),
         });
         Ok(Self { runtime, version, imports, compiled })
     }
@@ -189,8 +195,9 @@ impl Workbench {
 }
 
 /// Everything that the manifest asks for is granted: what an operator would say is not known here.
-fn all_granted(manifest: Option<&Manifest>, config: &BTreeMap<String, String>) -> PolicySettings {
+fn all_granted(manifest: Option<&Manifest>, options: &WorkbenchOptions) -> PolicySettings {
     let grant = Grant { headers: Some(Names::All), ..Grant::default() };
-    let own = PolicyRules { grant, config: config.clone(), ..PolicyRules::default() };
+    let (config, limits) = (options.config.clone(), options.limits);
+    let own = PolicyRules { grant, config, limits, ..PolicyRules::default() };
     PolicySettings::resolve(manifest, &own, &PolicyRules::default(), &Limits::CEILING)
 }

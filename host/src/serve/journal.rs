@@ -72,7 +72,7 @@ impl App {
     /// The same once there is a plan; it is written when the answer is over.
     pub(super) fn note_plan(&self, context: &RequestContext, request: &RouteRequest, routed: &Routed) {
         let Some(journal) = &self.journal else { return };
-        let headers = self.policies.visible(&routed.trace, &request.headers);
+        let headers = routed.visible(&request.headers);
         let record = Record::of(request, routed, headers, journal.keeps_prompts());
         context.record.note().journal = Some(Box::new(record));
     }

@@ -37,7 +37,7 @@ use crate::dispatch::Upstreams;
 use crate::folders::cache_folder;
 use crate::journal::{Journal, JournalOptions};
 use crate::models::{Located, Source, Store};
-use crate::policy::{Limits, Policies, PolicyOptions};
+use crate::policy::{self, Limits, Policies, PolicyOptions, Signers};
 use crate::traces::{Phase, Traces};
 use crate::wire::{ApiError, Dialect, Kind};
 
@@ -231,7 +231,7 @@ pub enum ServeError {
     },
     /// The policy host did not start.
     #[error(transparent)]
-    Policies(#[from] crate::policy::StartError),
+    Policies(#[from] policy::StartError),
     /// A task that loads did not come to its end.
     #[error("loading broke off: {0}")]
     Broken(String),
@@ -246,6 +246,10 @@ impl App {
         let keys = keys::Keys::read(&config.server)?;
         let upstreams = Upstreams::new(&config.upstreams)?;
         let tools = config.operator_tools()?;
+        let state = config.state.folder(&config.plugins.dir);
+        if !config.plugins.allow_missing {
+            config.check_routes(&policy::known(&config.plugins.dir, state.as_deref()))?;
+        }
         let (located, engine) = load_model(&config.model).await?;
 
         let mut sampling = engine.model().sampling.clone();
@@ -257,7 +261,6 @@ impl App {
             let message = "the loaded model has this name already; requests would never reach the policies";
             return Err(ConfigError::value(format!("routes.{name}"), message).into());
         }
-        let state = config.state.folder(&config.plugins.dir);
         let journal = open_journal(&config.journal, state.as_deref())?;
         let traces = Traces::start(&config.traces)?;
         let policies = Policies::start(PolicyOptions {
@@ -272,6 +275,10 @@ impl App {
             warm_instances: config.plugins.warm_instances,
             queue_wait: Duration::from_millis(config.plugins.queue_wait_ms),
             max_file: config.plugins.max_file.0,
+            signers: Signers {
+                keys: config.plugins.signers.clone(),
+                required: config.plugins.require_signature,
+            },
             upstreams: config.upstreams.keys().cloned().collect(),
             models: names.iter().cloned().collect(),
             tools: tools.iter().map(|tool| tool.name.clone()).collect::<BTreeSet<_>>(),

@@ -100,6 +100,7 @@ fn upstream(url: &str) -> UpstreamConfig {
 async fn start(url: &str) -> Subject {
     Subject::with_policies(&[SCRIPTED], |config| {
         config.routes.insert("chain".into(), vec!["missing".into(), "scripted".into()]);
+        config.plugins.allow_missing = true;
         config.policies.insert("missing".into(), toml::from_str("fallback = 'next'").unwrap());
         config.upstreams.insert("up".into(), upstream(url));
         // Nobody listens on the discard port.

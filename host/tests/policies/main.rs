@@ -10,6 +10,7 @@ mod loading;
 mod plans;
 mod platform;
 mod reload;
+mod signatures;
 mod warm;
 
 use std::fs;

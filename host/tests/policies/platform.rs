@@ -249,6 +249,28 @@ async fn a_new_version_is_tried_on_its_share_and_promoted_or_taken_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_headers_of_a_request_are_those_that_the_version_called_could_see() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(fixture("reply-v1"), dir.path().join("p.wasm")).unwrap();
+    describe(dir.path(), "p", "[capabilities]\nheaders = ['x-old']\n");
+    let rules = toml::from_str("[grant]\nheaders = ['x-old', 'x-new']").unwrap();
+    let bench = Bench::over(dir, |options| _ = options.rules.insert("p".into(), rules)).await;
+    let header = |name: &str| (name.to_owned(), "1".to_owned());
+    let headers = [header("X-Old"), header("X-New"), header("X-Other")];
+    let seen = async || bench.run("p", "hello").await.visible(&headers);
+    assert_eq!(seen().await, [header("x-old")]);
+    // The version that is tried on everyone sees another one.
+    describe(bench.dir.path(), "p", "canary = { share = 1 }\n[capabilities]\nheaders = ['x-new']\n");
+    bench.replace("p", &fs::read(fixture("reply-v2")).unwrap());
+    eventually("the second is on trial", || bench.status("p").canary.is_some()).await;
+    assert_eq!(answers(&bench, 1).await, ["v2"]);
+    assert_eq!(seen().await, [header("x-new")]);
+    bench.policies.roll_back("p").await.unwrap();
+    assert_eq!(bench.run("nobody", "hello").await.visible(&headers), []);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_trial_ends_by_itself_where_the_manifest_says_so() {
     let state = tempfile::tempdir().unwrap();
     let bench = trial(state.path(), "canary = { share = 1, rollback_at = 0.5, promote_after = 30 }").await;

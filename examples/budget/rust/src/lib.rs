@@ -81,7 +81,22 @@ fn charge(tenant: &str, cost: i64, quota: &Quota) -> Result<Charged> {
         let (requests, tokens) = (store::count(&keys[0]), store::count(&keys[1]));
         return Ok(Charged { requests, tokens, over: Some("quota-tokens") });
     }
-    let (requests, tokens) = (add(&keys[0], 1)?, add(&keys[1], cost)?);
+    // Below nothing, the window has ended in between: the new one owes this request nothing.
+    let take_back = |key: &str, by: i64| -> Result<()> {
+        if add(key, -by)? < 0 {
+            add(key, by)?;
+        }
+        Ok(())
+    };
+    let requests = add(&keys[0], 1)?;
+    let tokens = match add(&keys[1], cost) {
+        Ok(tokens) => tokens,
+        // A store that is full may have room for one of the two.
+        Err(error) => {
+            take_back(&keys[0], 1)?;
+            return Err(error);
+        }
+    };
     let over = if requests > quota.requests {
         Some("quota-requests")
     } else if tokens > quota.tokens {
@@ -90,12 +105,8 @@ fn charge(tenant: &str, cost: i64, quota: &Quota) -> Result<Charged> {
         None
     };
     if over.is_some() {
-        // Below nothing, the window has ended in between: the new one owes this request nothing.
-        for (key, by) in [(&keys[0], 1), (&keys[1], cost)] {
-            if add(key, -by)? < 0 {
-                add(key, by)?;
-            }
-        }
+        take_back(&keys[0], 1)?;
+        take_back(&keys[1], cost)?;
         return Ok(Charged { requests: requests - 1, tokens: tokens - cost, over });
     }
     Ok(Charged { requests, tokens, over })

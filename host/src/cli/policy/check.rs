@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{code_cache, pair, print, table};
 use crate::author::{case, lint};
 use crate::policy::offline::{Even, OfflineSession};
-use crate::policy::{Capabilities, RouteRequest, Step, Workbench, WorkbenchOptions};
+use crate::policy::{Capabilities, PublicKey, RouteRequest, Signers, Step, Workbench, WorkbenchOptions};
 
 /// Asked where no request is named.
 const SAMPLE: &str = "Remove every file under /var/lib/old-service and restart nginx, please.";
@@ -28,6 +28,10 @@ pub(in crate::cli) struct CheckArgs {
     /// A value of its configuration.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     set: Vec<(String, String)>,
+    /// A public key, as `policy keygen` prints it: the component must be signed by its owner, or by that of another
+    /// --signer.
+    #[arg(long, value_name = "KEY")]
+    signer: Vec<PublicKey>,
     /// Write JSON in place of text.
     #[arg(long)]
     json: bool,
@@ -35,8 +39,11 @@ pub(in crate::cli) struct CheckArgs {
 
 impl CheckArgs {
     pub(super) async fn run(self) -> Result<()> {
+        let keys = self.signer.iter().map(|key| (key.to_string(), *key)).collect();
+        let signers = Signers { required: !self.signer.is_empty(), keys };
         let (config, cache) = (table(&self.set), code_cache());
-        let options = WorkbenchOptions { config, cache, metered: true, ..WorkbenchOptions::default() };
+        let options =
+            WorkbenchOptions { config, cache, metered: true, signers, ..WorkbenchOptions::default() };
         let bench = Workbench::load(&self.component, &options)?;
         let request = match &self.request {
             Some(path) => {
@@ -139,6 +146,9 @@ impl Report {
             "size",
             format!("{} bytes, compiled in {:.0} ms", bench.bytes(), bench.compiled().as_secs_f64() * 1e3),
         );
+        if let Some(signer) = &settings.signed_by {
+            line("signed by", signer.clone());
+        }
         line("imports", short(bench.imports()));
         line("asks for", describe(&settings.asked));
         line("limits", limits(bench));
@@ -172,6 +182,7 @@ impl Report {
             "hash": bench.hash(),
             "contract": bench.contract(),
             "bytes": bench.bytes(),
+            "signed_by": bench.settings().signed_by,
             "imports": bench.imports(),
             "capabilities": bench.settings().asked,
             "limits": bench.settings().limits,

@@ -6,6 +6,7 @@ mod check;
 mod explain;
 mod new;
 mod replay;
+mod sign;
 mod test;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use self::check::CheckArgs;
 use self::explain::ExplainArgs;
 use self::new::NewArgs;
 use self::replay::ReplayArgs;
+use self::sign::{KeygenArgs, SignArgs};
 use self::test::TestArgs;
 use super::files::{read_file, write_file};
 use super::on_runtime;
@@ -37,7 +39,8 @@ pub(super) enum PolicyCommand {
     #[command(after_help = "\
 Examples:
   forkpoint policy check plugins/shell-gate.wasm
-  forkpoint policy check my-gate.wasm --request request.json --json")]
+  forkpoint policy check my-gate.wasm --request request.json --json
+  forkpoint policy check my-gate.wasm --signer uf1Rf3A+3dqUkVFkYGN2TTBlIqPyO7nEjXQ0ZnAYRlE=")]
     Check(CheckArgs),
     /// Run test cases, with no model unless one is named.
     #[command(after_help = "\
@@ -65,6 +68,17 @@ Examples:
     /// Measure compilation, loading and calls, beside wasmtime alone.
     #[command(after_help = "Example:\n  forkpoint policy bench plugins/*.wasm")]
     Bench(BenchArgs),
+    /// Make a key to sign policies with.
+    #[command(after_help = "\
+Example:
+  forkpoint policy keygen alice.pem       prints the line of [plugins.signers] for the operator's forkpoint.toml")]
+    Keygen(KeygenArgs),
+    /// Sign a component, under its name and with its manifest.
+    #[command(after_help = "\
+Examples:
+  forkpoint policy sign my-gate.wasm --key alice.pem
+  openssl genpkey -algorithm ed25519 -out alice.pem       another way to a key")]
+    Sign(SignArgs),
     /// Make a component of a core module, such as clang and TinyGo build.
     #[command(after_help = "\
 Examples:
@@ -131,6 +145,8 @@ impl PolicyCommand {
             Self::Replay(args) => on_runtime(args.run()),
             Self::Explain(args) => on_runtime(args.run()),
             Self::Bench(args) => on_runtime(args.run()),
+            Self::Keygen(args) => args.run(),
+            Self::Sign(args) => args.run(),
             Self::Componentize { input, output, adapt, contract } => {
                 let core = read_file(&input)?;
                 let component = guest_tools::componentize(&core, adapt, contract.wit())
