@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::entry::Entry;
 use super::loader::{self, LoadCode, LoadError};
 use super::manifest::{MAX_MANIFEST, Manifest};
 use super::publish::{blocking, read_manifest};
-use super::registry::Entry;
+use super::registry::Candidate;
 use super::state_dir::Standing;
 use super::status::PolicyStatus;
 use super::watch::MANIFEST;
-use super::{Policies, is_policy_name};
+use super::{Policies, Shared, is_policy_name};
 
 /// Why a policy was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -237,6 +238,28 @@ impl Policies {
         let written = tokio::task::spawn_blocking(move || replace(&path, &bytes)).await;
         let failed = |error: String| ChangeError::Disk { path: file.to_owned(), error };
         written.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))
+    }
+}
+
+impl Shared {
+    /// The version on trial serves every session from now on. Returns whether there was one.
+    pub(super) async fn promote(&self, name: &str, trial: Option<&Candidate>) -> bool {
+        let Some(version) = self.registry.promote(name, trial) else { return false };
+        tracing::info!(target: "policy", policy = name, version = version.version(), "promoted");
+        let hash = version.hash.clone();
+        self.standings.note(name, move |standing| standing.prove(&hash)).await;
+        true
+    }
+
+    /// The version on trial serves no session from now on, nor after a restart. Returns whether there was one.
+    pub(super) async fn withdraw(&self, name: &str, trial: Option<&Candidate>, why: &str) -> bool {
+        let Some(version) = self.registry.withdraw(name, trial) else { return false };
+        tracing::warn!(target: "policy", policy = name, version = version.version(), why, "rolled back");
+        let message = format!("version {} was rolled back: {why}", version.version());
+        self.registry.fail(&version.entry, &LoadError::new(LoadCode::Withdrawn, message));
+        let hash = version.hash.clone();
+        self.standings.note(name, move |standing| standing.withdraw(&hash)).await;
+        true
     }
 }
 

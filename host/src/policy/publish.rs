@@ -10,12 +10,13 @@ use tokio::task::JoinSet;
 
 use super::canary;
 use super::capabilities::Capabilities;
+use super::entry::Entry;
 use super::fault::{Fault, FaultKind};
 use super::guest::Place;
 use super::loader::{self, LoadCode, LoadError, Source};
 use super::manifest::{Canary, MAX_MANIFEST, Manifest};
 use super::plan::Allowed;
-use super::registry::{self, Entry, Published};
+use super::registry::{self, Published};
 use super::run::{self, Patience};
 use super::settings::{Fallback, PolicySettings};
 use super::state_dir::Kept;
@@ -273,7 +274,7 @@ impl Shared {
         let entry = Entry::apart(settings.limits.store_bytes);
         let apart = Arc::new(Published { entry, settings: Arc::new(settings), ..version.clone() });
         let allowed = Allowed { names: None, capabilities: &apart.settings.capabilities, request: &request };
-        let conversation = super::conversation_hash(&request);
+        let conversation = super::chain::conversation_hash(&request);
         let called = run::call(&self.runtime, &apart, &allowed, conversation, place, patience).await;
         match called.step.fault {
             Some(Fault { kind: FaultKind::Error, message }) => {

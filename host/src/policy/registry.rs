@@ -9,22 +9,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwap;
 
 use super::contract::Pre;
+use super::entry::{Entry, PLANS};
 use super::fault::FaultKind;
 use super::loader::LoadError;
 use super::manifest::{Canary, Share};
 use super::run::Instance;
-use super::settings::{Fallback, PolicySettings};
+use super::settings::PolicySettings;
 use super::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 use super::store::KeyValue;
-use super::trace::{PlanRecord, Step};
 use super::warm::WarmPart;
 use crate::probe::shelf::Probes;
 
 /// Digits of a hash that stand for a version.
 pub(super) const VERSION_DIGITS: usize = 12;
-
-/// Kinds of plans, for counting.
-const PLANS: [&str; 5] = ["generate", "forward", "reply", "reject", "next"];
 
 /// One version of a policy and its probes, ready to be called. In-flight requests keep theirs when the next is published.
 #[derive(Clone)]
@@ -97,103 +94,6 @@ impl Candidate {
 struct Slot {
     current: Arc<Published>,
     candidate: Option<Candidate>,
-}
-
-/// What all versions of a policy share.
-pub(super) struct Entry {
-    pub(super) store: Arc<KeyValue>,
-    calls: AtomicU64,
-    /// Calls under way, each on an instance of its own.
-    running: AtomicU64,
-    plans: [AtomicU64; PLANS.len()],
-    faults: [AtomicU64; FaultKind::ALL.len()],
-    /// What a fault leads to, as last read; none until it was.
-    fallback: Mutex<Option<Fallback>>,
-    /// Held while a file of the policy is being loaded: one at a time.
-    pub(super) turn: tokio::sync::Mutex<()>,
-    /// Capabilities that were made use of, and how often.
-    uses: Mutex<BTreeMap<String, u64>>,
-    load: Mutex<LoadState>,
-}
-
-#[derive(Default)]
-struct LoadState {
-    /// There is a file of that name.
-    present: bool,
-    /// A version is being loaded.
-    loading: bool,
-    /// The operator switched it off.
-    disabled: bool,
-    /// Versions published so far.
-    published: u64,
-    last_error: Option<LastError>,
-}
-
-impl Entry {
-    fn new(store: KeyValue) -> Self {
-        Self {
-            store: Arc::new(store),
-            calls: AtomicU64::new(0),
-            running: AtomicU64::new(0),
-            plans: Default::default(),
-            faults: Default::default(),
-            fallback: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
-            uses: Mutex::default(),
-            load: Mutex::default(),
-        }
-    }
-
-    /// One that nothing is counted in for others, with a store of its own in memory.
-    pub(super) fn apart(store_bytes: u64) -> Arc<Self> {
-        Arc::new(Self::new(KeyValue::new(store_bytes)))
-    }
-
-    /// A call is under way while what this returns lives.
-    pub(super) fn running(&self) -> Running<'_> {
-        self.running.fetch_add(1, Relaxed);
-        Running(&self.running)
-    }
-
-    /// Counts a call.
-    pub(super) fn count(&self, step: &Step) {
-        self.calls.fetch_add(1, Relaxed);
-        let kind = step.plan.as_ref().map(PlanRecord::kind);
-        if let Some(plan) = kind.and_then(|plan| PLANS.iter().position(|&name| name == plan)) {
-            self.plans[plan].fetch_add(1, Relaxed);
-        }
-        let fault = step.fault.as_ref().map(|fault| fault.kind);
-        if let Some(fault) = fault.and_then(|kind| FaultKind::ALL.iter().position(|&one| one == kind)) {
-            self.faults[fault].fetch_add(1, Relaxed);
-        }
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        for used in &step.capabilities {
-            *uses.entry(used.clone()).or_default() += 1;
-        }
-    }
-
-    /// What a call leads to that finds no version.
-    pub(super) fn fallback(&self) -> Option<Fallback> {
-        *self.fallback.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Remembers the fallback that holds while no version serves.
-    pub(super) fn fall_back_to(&self, fallback: Fallback) {
-        *self.fallback.lock().unwrap_or_else(PoisonError::into_inner) = Some(fallback);
-    }
-
-    fn load(&self) -> MutexGuard<'_, LoadState> {
-        self.load.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A call under way.
-pub(super) struct Running<'a>(&'a AtomicU64);
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
 }
 
 /// The policies by name. Readers take a snapshot and no lock.
@@ -423,7 +323,7 @@ impl Registry {
             last_error: load.last_error.clone(),
             calls: read(&entry.calls),
             running: read(&entry.running),
-            warm: 0,
+            warm: current.map_or(0, |version| version.warm.count(version) as u64),
             plans: PLANS.iter().zip(&entry.plans).map(|(&name, count)| (name, read(count))).collect(),
             faults: FaultKind::ALL
                 .iter()

@@ -10,6 +10,7 @@ use forkpoint_engine::Session;
 
 use super::cache::Cache;
 use super::capabilities::{Grant, Names};
+use super::entry::Entry;
 use super::guest::Place;
 use super::limits::{Limits, SomeLimits};
 use super::loader::{self, LoadCode, LoadError};
@@ -17,7 +18,7 @@ use super::manifest::Manifest;
 use super::offline::OfflineSession;
 use super::plan::{Allowed, RouteRequest};
 use super::publish::{check_contract, read_manifest};
-use super::registry::{self, Entry, Published};
+use super::registry::{self, Published};
 use super::run::{self, Patience};
 use super::runtime::Runtime;
 use super::settings::{PolicyRules, PolicySettings, is_policy_name};
@@ -184,7 +185,7 @@ impl Workbench {
         let patience = Patience { queue: Duration::from_secs(60), wall: self.version.settings.limits.wall() };
         let capabilities = &self.version.settings.capabilities;
         let allowed = Allowed { names: None, capabilities, request };
-        let conversation = super::conversation_hash(request);
+        let conversation = super::chain::conversation_hash(request);
         run::call(&self.runtime, &self.version, &allowed, conversation, place, patience).await.step
     }
 
