@@ -103,6 +103,8 @@ pub(super) async fn stream(
         }
         while filter.follow.unwrap_or(true) {
             let next = tokio::select! {
+                // What was written before the stop is told.
+                biased;
                 next = live.recv() => next,
                 () = stopping.cancelled() => break,
             };
