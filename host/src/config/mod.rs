@@ -273,8 +273,8 @@ impl Default for JournalConfig {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TracesConfig {
-    /// Where a collector takes OTLP over HTTP, such as `http://127.0.0.1:4318`; `/v1/traces` is added. None, here and
-    /// in the environment, makes no traces.
+    /// Where a collector takes OTLP over HTTP, such as `http://127.0.0.1:4318`; `/v1/traces` is added. None, here
+    /// and in the environment, makes no traces.
     pub endpoint: Option<String>,
     /// The share of requests that are traced, of those whose client has not decided that.
     pub sample: Share,

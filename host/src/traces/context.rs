@@ -29,8 +29,8 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// The place of a request with these headers: in its client's trace, sampled if the client says so, or in a new
-    /// one, sampled if it falls into the share.
+    /// The place of a request with these headers: in its client's trace, sampled if the client says so, or in a
+    /// new one, sampled if it falls into the share.
     pub(super) fn new(headers: &HeaderMap, share: Share, moment: (Instant, SystemTime)) -> Self {
         let (trace, parent, sampled, state) = match client(headers) {
             Some(client) => (client.trace, Some(client.span), client.sampled, state(headers)),

@@ -49,7 +49,8 @@ impl Counts {
     }
 }
 
-/// Sends what comes until there is no one left to send; once it is closing, sends what is there, for [`CLOSE`] at most.
+/// Sends what comes until there is no one left to send; once it is closing, sends what is there, for [`CLOSE`]
+/// at most.
 pub(super) async fn export_all(
     exporter: impl SpanExporter,
     mut waiting: Receiver<SpanData>,

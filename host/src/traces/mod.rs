@@ -1,8 +1,8 @@
 //! OpenTelemetry spans of requests, sent to a collector over OTLP (HTTP, protobuf) apart from the requests.
 //!
-//! A request only notes times on its way (`Timeline`); its spans are made when it is over and put into a bounded
-//! queue. A task sends them on in batches. What finds no room, or no collector, is lost and counted: no request ever
-//! waits for a collector, and a stop waits a few seconds at most.
+//! A request only notes times on its way (`Timeline`); its spans are made when it is over and put into a
+//! bounded queue. A task sends them on in batches. What finds no room, or no collector, is lost and counted: no
+//! request ever waits for a collector, and a stop waits a few seconds at most.
 
 mod context;
 mod export;
@@ -44,8 +44,8 @@ const PATH: &str = "/v1/traces";
 /// What the spans' sender goes by where nobody names it.
 const SERVICE: &str = "forkpoint";
 
-/// The environment variables that OpenTelemetry has for the place of a collector: that of traces, then that of all
-/// signals, to which the path is added.
+/// The environment variables that OpenTelemetry has for the place of a collector: that of traces, then that of
+/// all signals, to which the path is added.
 const ENDPOINTS: [(&str, bool); 2] =
     [("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", false), ("OTEL_EXPORTER_OTLP_ENDPOINT", true)];
 
@@ -61,8 +61,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Starts sending to the collector that the configuration names, or else the environment; without either there
-    /// are no traces.
+    /// Starts sending to the collector that the configuration names, or else the environment; without either
+    /// there are no traces.
     ///
     /// # Errors
     /// When an address or header cannot be used.

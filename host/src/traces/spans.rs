@@ -1,6 +1,6 @@
-//! Spans out of what was noted of a request. Names and keys are those of OpenTelemetry's semantic conventions for HTTP
-//! and generative models where they have one, and begin with `forkpoint.` where they do not. No span holds a word of a
-//! prompt, a question, an answer or a message.
+//! Spans out of what was noted of a request. Names and keys are those of OpenTelemetry's semantic conventions
+//! for HTTP and generative models where they have one, and begin with `forkpoint.` where they do not. No span
+//! holds a word of a prompt, a question, an answer or a message.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
