@@ -23,6 +23,7 @@ A manifest, NAME.toml in the folder above the source, is copied to beside the co
 """
 
 import argparse
+import concurrent.futures
 import hashlib
 import os
 import pathlib
@@ -209,11 +210,20 @@ def main() -> int:
         chosen = [guest for guest in chosen if guest.folder]
     else:
         options.out.mkdir(parents=True, exist_ok=True)
-    for guest in chosen:
-        path = options.out.resolve() / guest.path.name if options.out else guest.path
-        guest.build(path)
-        if guest.manifest.exists():
-            shutil.copyfile(guest.manifest, path.with_suffix(".toml"))
+
+    def build(some: list[Guest]) -> None:
+        for guest in some:
+            path = options.out.resolve() / guest.path.name if options.out else guest.path
+            guest.build(path)
+            if guest.manifest.exists():
+                shutil.copyfile(guest.manifest, path.with_suffix(".toml"))
+
+    # Those in Rust wait for each other at cargo's lock; the others may be built meanwhile.
+    rust = [guest for guest in chosen if guest.language == "rust"]
+    others = [guest for guest in chosen if guest.language != "rust"]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for built in [pool.submit(build, rust), pool.submit(build, others)]:
+            built.result()
     if not options.out:
         record(chosen)
     return 0

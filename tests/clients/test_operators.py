@@ -217,17 +217,6 @@ def test_a_route_to_a_policy_that_is_not_there_ends_the_start(tmp_path):
     server.stop()
 
 
-def test_a_policy_whose_file_went_is_no_misspelt_name(tmp_path):
-    there, state = plugins(tmp_path), {"FORKPOINT_STATE": str(tmp_path / "state")}
-    config = '[routes]\nguarded = ["p"]\n'
-    server = Server(tmp_path, plugins=there, model=TINY, config=config, env=state)
-    server.stop()
-    (there / "p.wasm").unlink()
-    server = Server(tmp_path, plugins=there, model=TINY, config=config, env=state)
-    assert "p NOT THERE" in server.log_text()
-    server.stop()
-
-
 def test_a_plugins_folder_that_goes_takes_nothing_away(tmp_path):
     config = '[server]\nadmin_keys_env = "ADMIN"\n'
     there = plugins(tmp_path)

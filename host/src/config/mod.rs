@@ -168,6 +168,9 @@ fn some_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
     word(deserializer).map(Some)
 }
 
+/// Most instances that may be kept between calls: each holds memory.
+const MOST_WARM: u32 = 1_000;
+
 /// `[plugins]`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -433,6 +436,10 @@ impl Config {
             let message = "needs a signer in [plugins.signers]: without one no policy can be served";
             return Err(ConfigError::value("plugins.require_signature", message));
         }
+        if self.plugins.warm_instances > MOST_WARM {
+            let message = format!("must be at most {MOST_WARM}, got {}", self.plugins.warm_instances);
+            return Err(ConfigError::value("plugins.warm_instances", message));
+        }
         let at_least_one = [
             ("server.max_in_flight", self.server.max_in_flight as u64),
             ("server.max_connections", self.server.max_connections as u64),
@@ -540,6 +547,7 @@ mod tests {
     fn mistakes_are_told_with_their_place() {
         let cases = [
             ("[server]\nadress = 'x'", "line 2, column 1"),
+            ("[plugins]\nwarm_instances = 1_001", "plugins.warm_instances: must be at most 1000, got 1001"),
             ("[server]\nadress = 'x'", "unknown field `adress`, expected one of `addr`"),
             ("[server]\naddr = 'nowhere'", "line 2, column 8"),
             ("[model]\nkv_memory = 'lots'", "\"lots\" is not a size"),

@@ -240,9 +240,7 @@ impl Policies {
     }
 }
 
-/// The policies that a server over these folders knows: those with a file, whether it can be served or not, and those
-/// that the state folder keeps a version of.
-pub(crate) fn known(dir: &Path, state: Option<&Path>) -> BTreeSet<String> {
-    let there = watch::list(dir).map(|listing| listing.policies).unwrap_or_default();
-    there.into_keys().chain(state.map(state_dir::kept).unwrap_or_default()).collect()
+/// The policies that have a file in a folder, whether it can be served or not.
+pub(crate) fn there(dir: &Path) -> BTreeSet<String> {
+    watch::list(dir).map(|listing| listing.policies).unwrap_or_default().into_keys().collect()
 }

@@ -300,6 +300,7 @@ impl Registry {
         let current = slot.as_ref().map(|slot| &slot.current);
         let candidate = slot.as_ref().and_then(|slot| slot.candidate.as_ref());
         let settings = current.map(|version| PolicySettings::clone(&version.settings)).unwrap_or_default();
+        let versions = || current.into_iter().chain(candidate.map(|candidate| &candidate.version));
         let load = entry.load();
         if !load.present {
             return None;
@@ -323,7 +324,7 @@ impl Registry {
             last_error: load.last_error.clone(),
             calls: read(&entry.calls),
             running: read(&entry.running),
-            warm: current.map_or(0, |version| version.warm.count(version) as u64),
+            warm: versions().map(|version| version.warm.count(version) as u64).sum(),
             plans: PLANS.iter().zip(&entry.plans).map(|(&name, count)| (name, read(count))).collect(),
             faults: FaultKind::ALL
                 .iter()

@@ -34,12 +34,17 @@ pub(super) struct Called {
 /// Calls that an instance lasts for: what a guest leaks goes with it.
 const CALLS: u32 = 1000;
 
+/// The part of its limit by which an instance's memory may grow after its first call.
+const LEAK: usize = 8;
+
 /// An instance between two calls.
 pub(super) struct Instance {
     store: Store<State>,
     guest: Guest,
     /// Calls behind it.
     calls: u32,
+    /// Bytes of its memory after the first.
+    memory: usize,
 }
 
 /// How long a call may wait for its instance and run.
@@ -101,12 +106,12 @@ pub(super) async fn call(
     let tenant = &allowed.request.tenant;
     let keep = policy.settings.stateless && policy.warm.is_on();
     let kept = if keep { policy.warm.take(policy, tenant) } else { None };
-    let (mut store, guest, calls) = match kept {
-        Some(Instance { mut store, guest, calls }) => {
+    let (mut store, guest, calls, memory) = match kept {
+        Some(Instance { mut store, guest, calls, memory }) => {
             runtime.renew(&mut store, state);
-            (store, Some(guest), calls + 1)
+            (store, Some(guest), calls + 1, Some(memory))
         }
-        None => (runtime.store(state), None, 1),
+        None => (runtime.store(state), None, 1, None),
     };
     let routed = match tokio::time::timeout(patience.wall, route(&mut store, guest, policy, request)).await {
         Ok(routed) => routed,
@@ -123,11 +128,7 @@ pub(super) async fn call(
     let routed = routed.and_then(|routing| take_plan(state, routing));
     let (used, decisions) = (Used { fuel, ..state.used() }, std::mem::take(&mut state.decisions));
     let (place, changed) = state.give_back();
-    let keep = keep && calls < CALLS && state.is_lean();
-    match guest.filter(|_| keep) {
-        Some(guest) => policy.warm.put(policy, tenant, Instance { store, guest, calls }),
-        None => drop(store),
-    }
+    let (now, most) = (state.memory(), policy.settings.limits.memory());
     let checked = routed.and_then(|(reason, mut decided)| {
         let record = PlanRecord::of(decided.plan.as_ref(), changed.is_some());
         if let Some(Plan::Generate(GeneratePlan { session: session @ None, .. })) = &mut decided.plan {
@@ -137,6 +138,13 @@ pub(super) async fn call(
         decided.plan.as_ref().map_or(Ok(()), |plan| allowed.check(plan))?;
         Ok((record, reason, decided))
     });
+    // One that leaks must not run out of memory in the middle of a request.
+    let memory = memory.unwrap_or(now);
+    let keep = keep && checked.is_ok() && calls < CALLS && now - memory <= most / LEAK;
+    match guest.filter(|_| keep) {
+        Some(guest) => policy.warm.put(policy, tenant, Instance { store, guest, calls, memory }),
+        None => drop(store),
+    }
     match checked {
         Ok((record, reason, decided)) => {
             let mut step = step(reason, decisions, used);

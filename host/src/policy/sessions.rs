@@ -30,6 +30,11 @@ impl Sessions {
         Resource::new_own(number)
     }
 
+    /// Whether a handle is of an earlier call.
+    pub(super) fn is_past(&self, handle: &Resource<Place>) -> bool {
+        handle.rep() < self.first
+    }
+
     pub(super) fn get(&self, handle: &Resource<Place>) -> Result<&Place, NoSession> {
         let index = self.index(handle);
         index.and_then(|index| self.places.get(index)?.as_ref()).ok_or(NoSession(handle.rep()))
@@ -84,6 +89,7 @@ mod tests {
         let new = next.push(place());
         assert_ne!(old.rep(), new.rep());
         assert!(next.get(&old).is_err() && next.get(&new).is_ok());
+        assert!(next.is_past(&old) && !next.is_past(&new));
         assert!(next.after().get(&new).is_err());
     }
 }

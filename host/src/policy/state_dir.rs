@@ -255,19 +255,6 @@ impl Drop for StateDir {
     }
 }
 
-/// The policies that a state folder keeps a version of, whether a server has it or not.
-pub(super) fn kept(dir: &Path) -> Vec<String> {
-    let folders = fs::read_dir(dir.join("versions")).into_iter().flatten().flatten();
-    let holds = |folder: &Path| {
-        let files = fs::read_dir(folder).into_iter().flatten().flatten();
-        files
-            .map(|file| file.path())
-            .any(|file| file.extension().is_some_and(|extension| extension == "wasm"))
-    };
-    let holding = folders.filter(|folder| holds(&folder.path()));
-    holding.filter_map(|folder| folder.file_name().into_string().ok()).collect()
-}
-
 /// Names of policies hold no zero byte, so that no policy reads another's values.
 fn key(policy: &str, name: &str) -> Vec<u8> {
     [policy.as_bytes(), b"\0", name.as_bytes()].concat()
@@ -308,10 +295,6 @@ mod tests {
             state.keep("a", &version(&hash.to_string(), Some("fallback = 'next'"))).unwrap();
             state.remember("a", |standing| standing.prove(&hash.to_string())).unwrap();
         }
-        assert_eq!(kept(folder.path()), ["a"]);
-        fs::create_dir(folder.path().join("versions/empty")).unwrap();
-        assert_eq!(kept(folder.path()), ["a"]);
-        assert!(kept(&folder.path().join("none")).is_empty());
         assert!(!state.version("a", "0").exists() && !state.manifest("a", "0").exists());
         state.keep("a", &version("trial", None)).unwrap();
         state.remember("a", |standing| standing.tried = Some("trial".into())).unwrap();

@@ -3,24 +3,36 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How long an instance waits for a call before it may go: what is in its memory goes with it.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Instances `I` of versions `V`, those used last at the end. One that served a tenant serves no other, and none
 /// outlives its version.
 pub(super) struct Warm<V, I> {
     most: usize,
+    /// One permit an instance, given back once it has ended: the pool has no room for more.
+    places: Arc<Semaphore>,
     idle: Mutex<VecDeque<Idle<V, I>>>,
 }
 
 struct Idle<V, I> {
     of: Weak<V>,
     tenant: String,
+    since: Instant,
+    // Ends before its place is free.
     instance: I,
+    place: OwnedSemaphorePermit,
 }
 
 impl<V, I> Warm<V, I> {
     /// Keeps at most so many.
     pub(super) fn new(most: u32) -> Self {
-        Self { most: most as usize, idle: Mutex::default() }
+        let places = Arc::new(Semaphore::new(most as usize));
+        Self { most: most as usize, places, idle: Mutex::default() }
     }
 
     /// Whether any is ever kept.
@@ -37,13 +49,20 @@ impl<V, I> Warm<V, I> {
 
     /// Keeps an instance; where there are too many, the one that waited longest goes.
     pub(super) fn put(&self, version: &Arc<V>, tenant: &str, instance: I) {
-        let mut gone = self.take_gone();
-        let mut idle = self.idle();
-        idle.push_back(Idle { of: Arc::downgrade(version), tenant: tenant.to_owned(), instance });
-        let extra = idle.len().saturating_sub(self.most);
-        gone.extend(idle.drain(..extra));
+        drop(self.take_gone());
+        let place = self.places.clone().try_acquire_owned().ok().or_else(|| self.end_oldest());
+        // Where others are just ending, this one does too.
+        let Some(place) = place else { return };
+        let (of, tenant) = (Arc::downgrade(version), tenant.to_owned());
+        self.idle().push_back(Idle { of, tenant, since: Instant::now(), instance, place });
+    }
+
+    /// Ends the instance that waited longest, and gives its place to another.
+    fn end_oldest(&self) -> Option<OwnedSemaphorePermit> {
         // An instance takes its time to end: not while others wait for the lock.
-        drop(idle);
+        let oldest = self.idle().pop_front()?;
+        drop(oldest.instance);
+        Some(oldest.place)
     }
 
     /// How many are kept of a version.
@@ -51,10 +70,11 @@ impl<V, I> Warm<V, I> {
         self.idle().iter().filter(|idle| idle.is_of(version)).count()
     }
 
+    /// Those whose version is gone, and those that waited too long.
     fn take_gone(&self) -> Vec<Idle<V, I>> {
         let mut idle = self.idle();
-        let (kept, gone) =
-            std::mem::take(&mut *idle).into_iter().partition(|idle| idle.of.strong_count() > 0);
+        let stays = |idle: &Idle<V, I>| idle.of.strong_count() > 0 && idle.since.elapsed() < PATIENCE;
+        let (kept, gone) = std::mem::take(&mut *idle).into_iter().partition(stays);
         *idle = kept;
         Vec::from(gone)
     }

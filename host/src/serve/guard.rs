@@ -241,7 +241,14 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let answered = async {
         let Access { salt, operator } = match ROUTINE.contains(&route) {
             true => Access { salt: String::new(), operator: Operator::No },
-            false => app.keys.check(request.headers())?,
+            false => match app.keys.check(request.headers()) {
+                Ok(access) => access,
+                Err(error) => {
+                    // Who has no key is not to fill a collector.
+                    ending.trace = None;
+                    return Err(error);
+                }
+            },
         };
         if request.method() == Method::POST {
             let permit = app.in_flight.clone().try_acquire_owned().map_err(|_| {

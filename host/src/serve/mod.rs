@@ -248,7 +248,7 @@ impl App {
         let tools = config.operator_tools()?;
         let state = config.state.folder(&config.plugins.dir);
         if !config.plugins.allow_missing {
-            config.check_routes(&policy::known(&config.plugins.dir, state.as_deref()))?;
+            config.check_routes(&policy::there(&config.plugins.dir))?;
         }
         let (located, engine) = load_model(&config.model).await?;
 
