@@ -16,7 +16,7 @@ wasmtime::component::bindgen!({
     trappable_error_type: { "forkpoint:policy/engine.failure" => crate::policy::guest::Refusal },
 });
 
-use forkpoint::policy::{dispatch, engine, host, types};
+use self::forkpoint::policy::{dispatch, engine, host, types};
 
 same!(both types {
     enum Role { System, User, Assistant, Tool }
