@@ -291,7 +291,7 @@ impl State {
         Ok(())
     }
 
-    /// An import is called that waits: the guest's clock stands still until the returned value is dropped.
+    /// An import is called that waits or works: the guest's clock stands still until the returned value is dropped.
     pub(super) fn enter(&mut self) -> wasmtime::Result<Outside> {
         self.clock.pause();
         self.count()?;

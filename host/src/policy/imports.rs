@@ -153,7 +153,7 @@ impl host::Host for State {
     }
 
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Vec<u8>>, host::StoreFailure>> {
-        self.count()?;
+        let _outside = self.enter()?;
         if !self.may().store {
             return Ok(Err(host::StoreFailure::Denied));
         }
@@ -167,7 +167,7 @@ impl host::Host for State {
         value: Vec<u8>,
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<(), host::StoreFailure>> {
-        self.count()?;
+        let _outside = self.enter()?;
         if !self.may().store {
             return Ok(Err(host::StoreFailure::Denied));
         }
@@ -182,7 +182,7 @@ impl host::Host for State {
         delta: i64,
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<i64, host::StoreFailure>> {
-        self.count()?;
+        let _outside = self.enter()?;
         if !self.may().store {
             return Ok(Err(host::StoreFailure::Denied));
         }
