@@ -110,7 +110,6 @@ impl Shared {
         let patience = Patience { queue: self.options.queue_wait, wall: policy.settings.limits.wall() };
         let capabilities = &policy.settings.capabilities;
         let allowed = Allowed { names: Some(&self.options), capabilities, request };
-        let _running = policy.entry.running();
         let called = run::call(&self.runtime, policy, &allowed, hash, place, patience).await;
         policy.entry.count(&called.step);
         if let Some(fault) = &called.step.fault {

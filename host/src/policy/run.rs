@@ -97,7 +97,7 @@ pub(super) async fn call(
         let step = failed(Fault::new(FaultKind::Busy, message), Vec::new(), Used::default());
         return Called { place, decided: None, step };
     };
-    let _ticking = runtime.tick();
+    let (_ticking, _running) = (runtime.tick(), policy.entry.running());
     let settings = policy.settings.clone();
     let held = Held { store: policy.entry.store.clone(), probes: policy.probes.clone() };
     let state = State::new(policy.name.clone(), settings, held, allowed.request, place, start);
