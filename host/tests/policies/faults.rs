@@ -14,9 +14,11 @@ fn rules(text: &str) -> PolicyRules {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_way_to_misbehave_is_told_apart() {
-    let bench = Bench::start(&["bad=scripted", "good=scripted"], |_| {}).await;
+    // Time for ten thousand calls of an import, however slow the machine.
+    let bench =
+        Bench::start(&["bad=scripted", "good=scripted"], with(rules("[limits]\ncpu_ms = 1000"))).await;
     let cases = [
-        ("loop", FaultKind::Cpu, "100 ms"),
+        ("loop", FaultKind::Cpu, "1000 ms"),
         ("grow", FaultKind::Memory, "memory_mb) is 64"),
         ("recurse", FaultKind::Stack, "stack"),
         ("trap", FaultKind::Trap, "unreachable"),
