@@ -2,6 +2,8 @@
 //! `forkpoint policy build`, `componentize` and `bindgen c` call, so that an author needs no other tool than a compiler
 //! for wasm32.
 
+mod room;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -128,6 +130,9 @@ fn with_world(core: &[u8], wit: Wit<'_>) -> Result<Vec<u8>, GuestToolError> {
 }
 
 fn encode(module: &[u8], preview1: Option<&[u8]>) -> anyhow::Result<Vec<u8>> {
+    // What cannot be read is for the encoder to refuse.
+    let roomy = room::with_room(module).ok().flatten();
+    let module = roomy.as_deref().unwrap_or(module);
     let mut encoder = ComponentEncoder::default().validate(true).debug_names(false).module(module)?;
     if let Some(preview1) = preview1 {
         encoder = encoder.adapter(adapter::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, preview1)?;

@@ -17,7 +17,13 @@ mod bindings {
     wasmtime::component::bindgen!({
         path: "../wit",
         world: "policy",
-        imports: { default: async | trappable },
+        imports: {
+            default: trappable,
+            "forkpoint:policy/engine.decide": async | trappable,
+            "forkpoint:policy/engine.generate": async | trappable,
+            "forkpoint:policy/engine.[method]session.fork": async | trappable,
+            "forkpoint:policy/engine.[method]session.append": async | trappable,
+        },
         exports: { default: async },
     });
 }
@@ -155,29 +161,29 @@ impl engine::HostSession for Even {
         Ok(Ok(u32::try_from(messages.len()).unwrap_or(u32::MAX)))
     }
 
-    async fn usage(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<engine::Usage> {
+    fn usage(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<engine::Usage> {
         Ok(engine::Usage { tokens: 1, reused: 0, computed: 1 })
     }
 
-    async fn drop(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<()> {
+    fn drop(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<()> {
         Ok(())
     }
 }
 
 impl host::Host for Even {
-    async fn log(&mut self, _level: host::Level, _message: String) -> wasmtime::Result<()> {
+    fn log(&mut self, _level: host::Level, _message: String) -> wasmtime::Result<()> {
         Ok(())
     }
 
-    async fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
+    fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
         Ok(self.0.get(&key).cloned())
     }
 
-    async fn get(&mut self, _key: String) -> wasmtime::Result<Option<Vec<u8>>> {
+    fn get(&mut self, _key: String) -> wasmtime::Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    async fn set(
+    fn set(
         &mut self,
         _key: String,
         _value: Vec<u8>,
@@ -186,12 +192,7 @@ impl host::Host for Even {
         Ok(Ok(()))
     }
 
-    async fn add(
-        &mut self,
-        _key: String,
-        delta: i64,
-        _ttl: Option<u32>,
-    ) -> wasmtime::Result<Result<i64, String>> {
+    fn add(&mut self, _key: String, delta: i64, _ttl: Option<u32>) -> wasmtime::Result<Result<i64, String>> {
         Ok(Ok(delta))
     }
 }

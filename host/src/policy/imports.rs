@@ -109,20 +109,20 @@ impl engine::HostSession for State {
         Ok(tokens?)
     }
 
-    async fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
+    fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
         self.count()?;
         let usage = self.sessions.get(&this)?.usage();
         Ok(engine::Usage { tokens: usage.tokens, reused: usage.reused, computed: usage.computed })
     }
 
-    async fn drop(&mut self, this: Resource<Place>) -> wasmtime::Result<()> {
+    fn drop(&mut self, this: Resource<Place>) -> wasmtime::Result<()> {
         self.count()?;
         self.discard(this)
     }
 }
 
 impl host::Host for State {
-    async fn log(&mut self, level: host::Level, message: String) -> wasmtime::Result<()> {
+    fn log(&mut self, level: host::Level, message: String) -> wasmtime::Result<()> {
         self.count()?;
         if !self.may().log {
             return Ok(());
@@ -147,12 +147,12 @@ impl host::Host for State {
         Ok(())
     }
 
-    async fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
+    fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
         self.count()?;
         Ok(self.settings.config.get(&key).cloned())
     }
 
-    async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Vec<u8>>, host::StoreFailure>> {
+    fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Vec<u8>>, host::StoreFailure>> {
         let _outside = self.enter()?;
         if !self.may().store {
             return Ok(Err(host::StoreFailure::Denied));
@@ -161,7 +161,7 @@ impl host::Host for State {
         Ok(Ok(self.held.store.get(&key, SystemTime::now())))
     }
 
-    async fn set(
+    fn set(
         &mut self,
         key: String,
         value: Vec<u8>,
@@ -176,7 +176,7 @@ impl host::Host for State {
         Ok(set.map_err(|error| convert::store_failure_out(&error)))
     }
 
-    async fn add(
+    fn add(
         &mut self,
         key: String,
         delta: i64,

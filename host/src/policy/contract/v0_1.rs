@@ -10,7 +10,13 @@ use crate::policy::guest::{Halt, Place, Refusal, State};
 wasmtime::component::bindgen!({
     path: "../wit",
     world: "policy",
-    imports: { default: async | trappable },
+    imports: {
+        default: trappable,
+        "forkpoint:policy/engine.decide": async | trappable,
+        "forkpoint:policy/engine.generate": async | trappable,
+        "forkpoint:policy/engine.[method]session.fork": async | trappable,
+        "forkpoint:policy/engine.[method]session.append": async | trappable,
+    },
     exports: { default: async },
     with: { "forkpoint:policy/engine.session": crate::policy::guest::Place },
     trappable_error_type: { "forkpoint:policy/engine.failure" => crate::policy::guest::Refusal },
@@ -120,27 +126,27 @@ impl engine::HostSession for State {
         newest::engine::HostSession::append(self, this, messages.translate()).await
     }
 
-    async fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
-        newest::engine::HostSession::usage(self, this).await.map(Translate::translate)
+    fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
+        newest::engine::HostSession::usage(self, this).map(Translate::translate)
     }
 
-    async fn drop(&mut self, this: Resource<Place>) -> wasmtime::Result<()> {
-        newest::engine::HostSession::drop(self, this).await
+    fn drop(&mut self, this: Resource<Place>) -> wasmtime::Result<()> {
+        newest::engine::HostSession::drop(self, this)
     }
 }
 
 impl host::Host for State {
-    async fn log(&mut self, level: host::Level, message: String) -> wasmtime::Result<()> {
-        newest::host::Host::log(self, level.translate(), message).await
+    fn log(&mut self, level: host::Level, message: String) -> wasmtime::Result<()> {
+        newest::host::Host::log(self, level.translate(), message)
     }
 
-    async fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
-        newest::host::Host::config(self, key).await
+    fn config(&mut self, key: String) -> wasmtime::Result<Option<String>> {
+        newest::host::Host::config(self, key)
     }
 
-    async fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
+    fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
         use newest::host::StoreFailure;
-        match newest::host::Host::get(self, key).await? {
+        match newest::host::Host::get(self, key)? {
             Ok(value) => Ok(value),
             // There is no other way to say so: no value would be a lie.
             Err(StoreFailure::Denied) => Err(Halt::Ungranted("store").into()),
@@ -148,23 +154,23 @@ impl host::Host for State {
         }
     }
 
-    async fn set(
+    fn set(
         &mut self,
         key: String,
         value: Vec<u8>,
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<(), String>> {
-        let set = newest::host::Host::set(self, key, value, ttl_seconds).await?;
+        let set = newest::host::Host::set(self, key, value, ttl_seconds)?;
         Ok(set.map_err(Translate::translate))
     }
 
-    async fn add(
+    fn add(
         &mut self,
         key: String,
         delta: i64,
         ttl_seconds: Option<u32>,
     ) -> wasmtime::Result<Result<i64, String>> {
-        let sum = newest::host::Host::add(self, key, delta, ttl_seconds).await?;
+        let sum = newest::host::Host::add(self, key, delta, ttl_seconds)?;
         Ok(sum.map_err(Translate::translate))
     }
 }

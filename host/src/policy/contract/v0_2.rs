@@ -4,7 +4,13 @@
 wasmtime::component::bindgen!({
     path: "../wit/trial",
     world: "policy",
-    imports: { default: async | trappable },
+    imports: {
+        default: trappable,
+        "forkpoint:policy/engine.decide": async | trappable,
+        "forkpoint:policy/engine.generate": async | trappable,
+        "forkpoint:policy/engine.[method]session.fork": async | trappable,
+        "forkpoint:policy/engine.[method]session.append": async | trappable,
+    },
     exports: { default: async },
     with: { "forkpoint:policy/engine.session": crate::policy::guest::Place },
     trappable_error_type: { "forkpoint:policy/engine.failure" => crate::policy::guest::Refusal },
