@@ -19,7 +19,7 @@
 //! # Example
 //!
 //! ```
-//! use forkpoint_kernels::{Backend, Format, HostMatrix, cpu::Cpu};
+//! use forkpoint_kernels::{Backend, Format, HostMatrix, Operand, Rounding, cpu::Cpu};
 //!
 //! let mut cpu = Cpu::detect(2)?;
 //! // Two outputs of three inputs each, row by row.
@@ -28,7 +28,7 @@
 //! let mut x = cpu.rows(1, 3);
 //! let mut y = cpu.rows(1, 2);
 //! cpu.write(&mut x, &[1.0, 0.0, -1.0]);
-//! cpu.linear(&x, &mut [(&matrix, &mut y)]);
+//! cpu.linear(Operand::Rows(&x), Rounding::Coarse, &mut [(&matrix, &mut y)]);
 //! assert_eq!(cpu.read(&y, 0), [-2.0, -2.0]);
 //! # Ok::<(), forkpoint_kernels::KernelError>(())
 //! ```
@@ -154,6 +154,17 @@ pub struct Slot {
     pub offset: u32,
 }
 
+/// Where a step's rows stand.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The position of each in its session.
+    pub positions: &'a [u32],
+    /// How positions turn.
+    pub rope: &'a Rope,
+    /// Where each one's key and value go.
+    pub slots: &'a [Slot],
+}
+
 /// Consecutive rows of one session in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
@@ -232,13 +243,55 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// How far activations are rounded where the weights are quantised, or are bf16 and the processor multiplies bf16.
+/// Other plain weights meet them as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// To 7 bits and a sign; to one bf16.
+    Coarse,
+    /// To 15 bits, to two bf16, at twice the products: for inputs that have outliers.
+    Fine,
+}
+
+/// What a product multiplies: rows as they are, or made of others one by one on the way to it.
+pub enum Operand<'a, B: Backend> {
+    /// These.
+    Rows(&'a B::Rows),
+    /// The root-mean-square norm of each, times a gain.
+    Norm {
+        /// What is normed.
+        x: &'a B::Rows,
+        /// A factor for each number of a row.
+        gain: &'a B::Vector,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// `activation(gate) · up`.
+    Gate {
+        /// Of the gate.
+        activation: Activation,
+        /// One factor.
+        gate: &'a B::Rows,
+        /// The other.
+        up: &'a B::Rows,
+    },
+}
+
+impl<B: Backend> Clone for Operand<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Operand<'_, B> {}
+
 /// A device that can run a transformer.
 ///
 /// `Rows` are activations: f32, `len` rows of a fixed width, row-major. Every
 /// operation works on all `len` rows of its input and sets the `len` of its
 /// output. Shapes that do not fit are a bug of the caller and panic; what a
 /// file or a user can cause is a [`KernelError`].
-pub trait Backend {
+pub trait Backend: Sized {
     /// A weight matrix in the device's own layout.
     type Matrix;
     /// A weight vector (a norm's gains, a bias), f32.
@@ -295,24 +348,29 @@ pub trait Backend {
     /// The same over each head of `gain.len()` numbers, in place (QK-norm).
     fn head_norm(&mut self, x: &mut Self::Rows, gain: &Self::Vector, eps: f32);
 
-    /// `out = x · Wᵀ` for each pair: activations are prepared once for all.
-    fn linear(&mut self, x: &Self::Rows, outputs: &mut [(&Self::Matrix, &mut Self::Rows)]);
+    /// `out = x · Wᵀ` for each pair: activations are made and rounded once for all.
+    fn linear(
+        &mut self,
+        x: Operand<'_, Self>,
+        rounding: Rounding,
+        outputs: &mut [(&Self::Matrix, &mut Self::Rows)],
+    );
 
-    /// [`Backend::linear`] with activations rounded to 15 bits rather than 7,
-    /// for quantised weights whose inputs have outliers, at twice the products.
-    /// Where `linear` rounds them to bf16 for weights in bf16, to two here: 16 bits
-    /// rather than 8. Other plain weights meet them as they are.
-    fn linear_fine(&mut self, x: &Self::Rows, outputs: &mut [(&Self::Matrix, &mut Self::Rows)]);
+    /// `to += x · Wᵀ`: the residual.
+    fn linear_add(
+        &mut self,
+        x: Operand<'_, Self>,
+        rounding: Rounding,
+        matrix: &Self::Matrix,
+        to: &mut Self::Rows,
+    );
 
     /// `x[i] += bias`.
     fn bias(&mut self, x: &mut Self::Rows, bias: &Self::Vector);
 
-    /// Turns each head of row `i` by `positions[i]`.
-    fn rope(&mut self, x: &mut Self::Rows, positions: &[u32], rope: &Rope);
-
-    /// Writes row `i`'s key and value to `slots[i]` of a layer, in the arena's
-    /// precision.
-    fn store(&mut self, kv: &mut Self::Kv, layer: usize, k: &Self::Rows, v: &Self::Rows, slots: &[Slot]);
+    /// Turns each head of row `i`'s query and key by `positions[i]`, and writes the key and the value to `slots[i]`
+    /// of a layer, in the arena's precision.
+    fn rope_store(&mut self, place: &Place<'_>, qkv: [&mut Self::Rows; 3], kv: &mut Self::Kv, layer: usize);
 
     /// Softmax attention of each row over its session's pages.
     fn attend(
@@ -324,12 +382,6 @@ pub trait Backend {
         batch: AttentionBatch<'_>,
         out: &mut Self::Rows,
     );
-
-    /// `gate = activation(gate) · up`.
-    fn gate(&mut self, activation: Activation, gate: &mut Self::Rows, up: &Self::Rows);
-
-    /// `x += y`: the residual.
-    fn add(&mut self, x: &mut Self::Rows, y: &Self::Rows);
 
     /// Copies the first `tokens` tokens of a page, in all layers.
     fn copy_page(&mut self, kv: &mut Self::Kv, from: PageId, to: PageId, tokens: usize);

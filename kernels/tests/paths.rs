@@ -3,10 +3,11 @@
 mod support;
 
 use forkpoint_kernels::{
-    Activation, Backend, Format, HostMatrix, KernelError, Rope, RopePairing, cpu::Cpu, cpu::Path,
+    Activation, Backend, Format, HostMatrix, KernelError, KvPrecision, KvShape, Operand, Place, Rope,
+    RopePairing, Slot, cpu::Cpu, cpu::Path,
 };
 use half::bf16;
-use support::{FORMATS, Random, all, linear, linear_fine, matrix_bytes, paths, rows, weights};
+use support::{FORMATS, Random, all, linear, linear_fine, matrix_bytes, paths, rows, seen, unit, weights};
 
 /// Activations as the integer kernels see them: int8 per 32, times a scale.
 fn quantised(x: &[f32]) -> Vec<f64> {
@@ -237,9 +238,49 @@ fn several_matrices_in_one_call() {
                 let x = rows(&mut cpu, &x, k);
                 let mut out: Vec<_> = matrices.iter().map(|matrix| cpu.rows(m, matrix.outputs())).collect();
                 let mut pairs: Vec<_> = matrices.iter().zip(&mut out).collect();
-                cpu.linear(&x, &mut pairs);
+                cpu.linear(Operand::Rows(&x), forkpoint_kernels::Rounding::Coarse, &mut pairs);
                 for (out, alone) in out.iter().zip(&alone) {
                     assert_eq!(all(&cpu, out), *alone);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn operands_made_on_the_way_and_sums_are_the_same_to_the_bit() {
+    use forkpoint_kernels::Rounding::{Coarse, Fine};
+    let mut random = Random(4);
+    for path in paths() {
+        for threads in [1, 3] {
+            let mut cpu = Cpu::with_path(path, threads).unwrap();
+            let (n, k) = (37, 256);
+            let unit = unit(&mut cpu, k);
+            let gain = cpu.vector(&random.activations(k));
+            for format in FORMATS {
+                let data = matrix_bytes(format, n, k, &mut random);
+                let matrix = cpu.matrix(&HostMatrix::new(format, n, k, &data).unwrap()).unwrap();
+                for (m, rounding) in [(1, Coarse), (1, Fine), (70, Coarse), (70, Fine)] {
+                    let [x, y] = [(); 2].map(|()| rows(&mut cpu, &random.activations(m * k), k));
+                    let before = random.activations(m * n);
+                    let activation = Activation::Silu;
+                    for made in [
+                        Operand::Norm { x: &x, gain: &gain, eps: 1e-5 },
+                        Operand::Gate { activation, gate: &x, up: &y },
+                        Operand::Rows(&x),
+                    ] {
+                        let plain = seen(&mut cpu, &unit, made);
+                        let plain = rows(&mut cpu, &plain, k);
+                        let [mut alone, mut fused] = [(); 2].map(|()| cpu.rows(m, n));
+                        cpu.linear(Operand::Rows(&plain), rounding, &mut [(&matrix, &mut alone)]);
+                        cpu.linear(made, rounding, &mut [(&matrix, &mut fused)]);
+                        let (alone, fused) = (all(&cpu, &alone), all(&cpu, &fused));
+                        assert!(alone == fused, "{path:?} {format}, {m} rows");
+                        let mut sum = rows(&mut cpu, &before, n);
+                        cpu.linear_add(made, rounding, &matrix, &mut sum);
+                        let added: Vec<f32> = before.iter().zip(&alone).map(|(a, b)| a + b).collect();
+                        assert!(all(&cpu, &sum) == added, "{path:?} {format}, {m} rows, added");
+                    }
                 }
             }
         }
@@ -327,7 +368,7 @@ fn rotation_agrees_with_f64() {
     let mut random = Random(6);
     for path in paths() {
         let mut cpu = Cpu::with_path(path, 2).unwrap();
-        for (half, heads) in [(1, 1), (8, 3), (32, 9)] {
+        for (half, heads) in [(8, 3), (32, 9), (128, 1)] {
             let frequencies: Vec<f32> =
                 (0..half).map(|i| 10_000f32.powf(-(i as f32) / half as f32)).collect();
             for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
@@ -335,9 +376,20 @@ fn rotation_agrees_with_f64() {
                 for positions in [vec![0], vec![7, 8000, 3], (0..70).collect()] {
                     let width = 2 * half * heads;
                     let x = random.activations(width * positions.len());
-                    let mut out = rows(&mut cpu, &x, width);
-                    cpu.rope(&mut out, &positions, &rope);
-                    let out = all(&cpu, &out);
+                    let (head_dim, pages, precision) = (2 * half, positions.len(), KvPrecision::Bf16);
+                    let shape = KvShape { layers: 1, heads, head_dim, pages, precision };
+                    let mut kv = cpu.kv(shape).unwrap();
+                    let slots: Vec<Slot> =
+                        (0..pages).map(|page| Slot { page: page as u32, offset: 3 }).collect();
+                    let place = Place { positions: &positions, rope: &rope, slots: &slots };
+                    let [mut q, mut k, mut v] = [(); 3].map(|()| rows(&mut cpu, &x, width));
+                    cpu.rope_store(&place, [&mut q, &mut k, &mut v], &mut kv, 0);
+                    let out = all(&cpu, &q);
+                    assert_eq!(
+                        (all(&cpu, &k), all(&cpu, &v)),
+                        (out.clone(), x.clone()),
+                        "keys turn, values do not"
+                    );
                     for (i, &position) in positions.iter().enumerate() {
                         for (head, pair) in (0..heads * half).map(|i| (i / half, i % half)) {
                             let at = |second: usize| {
@@ -373,6 +425,7 @@ fn gates_and_sums_agree_with_f64() {
         let u = random.activations(m * width);
         let wide = |v: &[f32]| v.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
         let up = rows(&mut cpu, &u, width);
+        let unit = unit(&mut cpu, width);
         for activation in [Activation::Silu, Activation::GeluTanh] {
             let exact: Vec<f64> = wide(&g)
                 .iter()
@@ -385,14 +438,14 @@ fn gates_and_sums_agree_with_f64() {
                     }
                 })
                 .collect();
-            let mut gate = rows(&mut cpu, &g, width);
-            cpu.gate(activation, &mut gate, &up);
+            let gate = rows(&mut cpu, &g, width);
+            let gated = seen(&mut cpu, &unit, Operand::Gate { activation, gate: &gate, up: &up });
             // Small results come from e^x of large x, whose exponent rounds.
-            close(&all(&cpu, &gate), &exact, 4e-6);
+            close(&gated, &exact, 4e-6);
         }
         let exact: Vec<f64> = wide(&g).iter().zip(wide(&u)).map(|(a, b)| a + b).collect();
         let mut sum = rows(&mut cpu, &g, width);
-        cpu.add(&mut sum, &up);
+        cpu.linear_add(Operand::Rows(&up), forkpoint_kernels::Rounding::Coarse, &unit, &mut sum);
         close(&all(&cpu, &sum), &exact, 1e-7);
         let bias = cpu.vector(&u[..width]);
         let mut sum = rows(&mut cpu, &g, width);

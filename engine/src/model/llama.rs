@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use forkpoint_kernels::{
-    Activation, Attention, AttentionBatch, Backend, HiddenShape, KernelError, KvPrecision, KvShape, PageId,
-    Rope, Slot,
+    Activation, Attention, AttentionBatch, Backend, HiddenShape, KernelError, KvPrecision, KvShape, Operand,
+    PageId, Place, Rope, Rounding, Slot,
 };
 
 use crate::error::StartError;
@@ -120,12 +120,10 @@ impl<B: Backend> Block<B> {
 /// Activations of a step, allocated once for its most rows.
 struct Scratch<B: Backend> {
     x: B::Rows,
-    normed: B::Rows,
     q: B::Rows,
     k: B::Rows,
     v: B::Rows,
     attended: B::Rows,
-    projected: B::Rows,
     gate: B::Rows,
     up: B::Rows,
     read: B::Rows,
@@ -195,12 +193,10 @@ impl<B: Backend> Llama<B> {
         let keys = config.kv_heads * config.head_dim;
         let scratch = Scratch {
             x: device.rows(rows, width),
-            normed: device.rows(rows, width),
             q: device.rows(rows, queries),
             k: device.rows(rows, keys),
             v: device.rows(rows, keys),
             attended: device.rows(rows, queries),
-            projected: device.rows(rows, width),
             gate: device.rows(rows, config.ffn),
             up: device.rows(rows, config.ffn),
             read: device.rows(HEAD_ROWS, width),
@@ -223,8 +219,9 @@ impl<B: Backend> Llama<B> {
         let depth = deepest.filter(|_| step.shallow).unwrap_or(config.layers);
         device.embed(&self.embedding, step.tokens, config.embedding_scale, &mut s.x);
         for (layer, block) in self.blocks[..depth].iter().enumerate() {
-            device.rms_norm(&s.x, &block.attention_norm, config.eps, &mut s.normed);
-            device.linear(&s.normed, &mut [(&block.q, &mut s.q), (&block.k, &mut s.k), (&block.v, &mut s.v)]);
+            let normed = Operand::Norm { x: &s.x, gain: &block.attention_norm, eps: config.eps };
+            let mut qkv = [(&block.q, &mut s.q), (&block.k, &mut s.k), (&block.v, &mut s.v)];
+            device.linear(normed, Rounding::Coarse, &mut qkv);
             if let Some([q, k, v]) = &block.qkv_bias {
                 device.bias(&mut s.q, q);
                 device.bias(&mut s.k, k);
@@ -234,24 +231,25 @@ impl<B: Backend> Llama<B> {
                 device.head_norm(&mut s.q, q, config.eps);
                 device.head_norm(&mut s.k, k, config.eps);
             }
-            device.rope(&mut s.q, step.positions, &config.rope);
-            device.rope(&mut s.k, step.positions, &config.rope);
-            device.store(kv, layer, &s.k, &s.v, step.slots);
+            let place = Place { positions: step.positions, rope: &config.rope, slots: step.slots };
+            device.rope_store(&place, [&mut s.q, &mut s.k, &mut s.v], kv, layer);
             let attention = Attention {
                 heads: config.heads,
                 scale: config.attention_scale,
                 window: config.windows[layer],
             };
             device.attend(&attention, &s.q, kv, layer, step.batch, &mut s.attended);
-            device.linear(&s.attended, &mut [(&block.o, &mut s.projected)]);
-            device.add(&mut s.x, &s.projected);
+            device.linear_add(Operand::Rows(&s.attended), Rounding::Coarse, &block.o, &mut s.x);
 
-            device.rms_norm(&s.x, &block.ffn_norm, config.eps, &mut s.normed);
-            device.linear(&s.normed, &mut [(&block.gate, &mut s.gate), (&block.up, &mut s.up)]);
-            device.gate(config.activation, &mut s.gate, &s.up);
+            let normed = Operand::Norm { x: &s.x, gain: &block.ffn_norm, eps: config.eps };
+            device.linear(
+                normed,
+                Rounding::Coarse,
+                &mut [(&block.gate, &mut s.gate), (&block.up, &mut s.up)],
+            );
+            let gated = Operand::Gate { activation: config.activation, gate: &s.gate, up: &s.up };
             // Products of two activations have outliers that int8 alone blurs.
-            device.linear_fine(&s.gate, &mut [(&block.down, &mut s.projected)]);
-            device.add(&mut s.x, &s.projected);
+            device.linear_add(gated, Rounding::Fine, &block.down, &mut s.x);
             if let Some(kept) = kept
                 && let Ok(place) = kept.layers.binary_search(&(layer + 1))
             {
@@ -315,7 +313,7 @@ impl<B: Backend> Llama<B> {
             tips.iter().for_each(|tip| flat.extend_from_slice(tip));
             device.write(&mut s.tips, &flat);
             // Few rows, and every label is read off them.
-            device.linear_fine(&s.tips, &mut [(head, &mut s.logits)]);
+            device.linear(Operand::Rows(&s.tips), Rounding::Fine, &mut [(head, &mut s.logits)]);
             for row in 0..tips.len() {
                 with(chunk * HEAD_ROWS + row, device.read(&s.logits, row));
             }

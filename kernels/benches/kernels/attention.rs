@@ -10,7 +10,7 @@ use forkpoint_kernels::{
 use crate::{
     peak::{Multiplies, Peak, Reads},
     report,
-    support::{Random, rows},
+    support::{Random, rows, store},
 };
 
 /// Query heads, key-value heads and numbers in a head (SmolLM2-135M).
@@ -41,7 +41,7 @@ pub(crate) fn run(path: Path) {
         let width = kv_heads * dim;
         let (k, v) = (random.activations(keys * width), random.activations(keys * width));
         let (k, v) = (rows(&mut cpu, &k, width), rows(&mut cpu, &v, width));
-        (0..LAYERS).for_each(|layer| cpu.store(&mut kv, layer, &k, &v, &slots));
+        (0..LAYERS).for_each(|layer| store(&mut cpu, &mut kv, layer, &k, &v, &slots));
         for count in [1, 4, 64] {
             let q = rows(&mut cpu, &random.activations(count * heads * dim), heads * dim);
             let mut out = cpu.rows(count, heads * dim);

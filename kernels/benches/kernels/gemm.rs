@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use forkpoint_kernels::{
-    Backend, Format, HostMatrix,
+    Backend, Format, HostMatrix, Operand, Rounding,
     cpu::{Cpu, Path},
 };
 
@@ -37,7 +37,7 @@ pub(crate) fn run(path: Path) {
             let mut layer = 0;
             let mut kernel = || {
                 layer = (layer + 1) % LAYERS;
-                cpu.linear(&x, &mut [(&layers[layer], &mut out)]);
+                cpu.linear(Operand::Rows(&x), Rounding::Coarse, &mut [(&layers[layer], &mut out)]);
                 black_box(&mut out);
             };
             let products = (count * outputs * inputs) as f64;

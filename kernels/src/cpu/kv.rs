@@ -11,8 +11,10 @@ mod packed;
 use half::bf16;
 
 use self::packed::Side;
+use super::pool::{Parts, Pool, share};
+use super::rowwise::{Angles, rotate};
 use super::{Path, Rows, arena::Arena};
-use crate::{KernelError, KvPrecision, KvShape, PAGE_TOKENS, PageId, Slot};
+use crate::{KernelError, KvPrecision, KvShape, PAGE_TOKENS, PageId, Place};
 
 /// Pages of keys and values.
 #[derive(Debug)]
@@ -76,53 +78,24 @@ impl Kv {
         packed::unpack(path, self.shape.precision, Side::Values, v, values);
     }
 
-    /// Where a head's keys start; its values follow.
+    /// Where a page's head has its keys in a layer; its values follow.
+    fn starts(&self, layer: usize) -> impl Fn(PageId, usize) -> usize + Sync + use<> {
+        let (KvShape { layers, heads, pages, .. }, numbers) = (self.shape, self.head_numbers());
+        assert!(layer < layers, "layer {layer} of {layers}");
+        move |page, head| {
+            assert!((page as usize) < pages && head < heads, "page {page}, head {head}");
+            ((layer * pages + page as usize) * heads + head) * 2 * numbers
+        }
+    }
+
     fn start(&self, layer: usize, page: PageId, head: usize) -> usize {
-        let KvShape { layers, heads, pages, .. } = self.shape;
-        assert!(layer < layers && (page as usize) < pages && head < heads, "page {page}, layer {layer}");
-        ((layer * pages + page as usize) * heads + head) * 2 * self.head_numbers()
+        self.starts(layer)(page, head)
     }
 
     /// A head's keys and values in a page.
     pub(super) fn head(&self, layer: usize, page: PageId, head: usize) -> (&[u16], &[u16]) {
         self.data.as_slice()[self.start(layer, page, head)..][..2 * self.head_numbers()]
             .split_at(self.head_numbers())
-    }
-
-    fn head_mut(&mut self, layer: usize, page: PageId, head: usize) -> (&mut [u16], &mut [u16]) {
-        let (start, numbers) = (self.start(layer, page, head), self.head_numbers());
-        self.data.as_mut_slice()[start..][..2 * numbers].split_at_mut(numbers)
-    }
-
-    pub(super) fn store(&mut self, layer: usize, k: &Rows, v: &Rows, slots: &[Slot]) {
-        let (heads, dim) = (self.shape.heads, self.shape.head_dim);
-        for rows in [k, v] {
-            assert_eq!(rows.width(), heads * dim, "width of keys and values");
-            assert_eq!(rows.len(), slots.len(), "rows of keys and values, and their slots");
-        }
-        for (row, slot) in slots.iter().enumerate() {
-            let offset = slot.offset as usize;
-            assert!(offset < PAGE_TOKENS, "offset {offset} in a page");
-            let (k, v) = (k.row(row), v.row(row));
-            for head in 0..heads {
-                let precision = self.shape.precision;
-                let (keys, values) = self.head_mut(layer, slot.page, head);
-                if precision != KvPrecision::Bf16 {
-                    packed::store(precision, Side::Keys, keys, offset, &k[head * dim..][..dim]);
-                    packed::store(precision, Side::Values, values, offset, &v[head * dim..][..dim]);
-                    continue;
-                }
-                for (pair, k) in k[head * dim..][..dim].as_chunks::<2>().0.iter().enumerate() {
-                    let at = (pair * PAGE_TOKENS + offset) * 2;
-                    keys[at] = bf16::from_f32(k[0]).to_bits();
-                    keys[at + 1] = bf16::from_f32(k[1]).to_bits();
-                }
-                let pair = &mut values[offset / 2 * 2 * dim..][..2 * dim];
-                for (to, &v) in pair[offset % 2..].iter_mut().step_by(2).zip(&v[head * dim..][..dim]) {
-                    *to = bf16::from_f32(v).to_bits();
-                }
-            }
-        }
     }
 
     pub(super) fn copy_page(&mut self, from: PageId, to: PageId, tokens: usize) {
@@ -153,9 +126,79 @@ impl Kv {
     }
 }
 
+/// Turns queries and keys, and stores keys and values. Heads fall to threads: a head
+/// of a page is a place of its own, whatever rows go there.
+pub(super) fn rope_store(
+    path: Path,
+    pool: &mut Pool,
+    place: &Place<'_>,
+    angles: &Angles,
+    qkv: [&mut Rows; 3],
+    kv: &mut Kv,
+    layer: usize,
+) {
+    let KvShape { heads, head_dim: dim, precision, .. } = kv.shape;
+    let [q, k, v] = qkv;
+    let rows = q.len();
+    assert_eq!((place.positions.len(), place.slots.len()), (rows, rows), "positions, slots and rows");
+    assert_eq!((k.len(), v.len()), (rows, rows), "rows of keys, of values and of queries");
+    assert_eq!((k.width(), v.width()), (heads * dim, heads * dim), "width of keys and values");
+    assert_eq!(2 * place.rope.frequencies.len(), dim, "numbers that turn, and a head's");
+    assert!(q.width().is_multiple_of(dim), "heads of {dim} in {}", q.width());
+    assert!(place.slots.iter().all(|slot| (slot.offset as usize) < PAGE_TOKENS), "offsets in a page");
+    let (queries, numbers, threads) = (q.width() / dim, kv.head_numbers(), pool.threads());
+    let start = kv.starts(layer);
+    let (pages, v) = (Parts::new(kv.data.as_mut_slice()), &*v);
+    let cost = rows * (q.width() + 8 * k.width());
+    let (q, k) = (Parts::new(q.as_mut_slice()), Parts::new(k.as_mut_slice()));
+    let work = |part: usize| {
+        let mine = share(heads, part, threads);
+        // Whoever has a key less has a query more.
+        let turned = share(queries, threads - 1 - part, threads);
+        for (row, slot) in place.slots.iter().enumerate() {
+            let (cos, sin) = angles.row(row);
+            // SAFETY: heads fall to one part each, and so do their places in pages.
+            let q = unsafe { q.slice((row * queries + turned.start) * dim, turned.len() * dim) };
+            rotate(path, q, cos, sin, place.rope.pairing);
+            for head in mine.clone() {
+                // SAFETY: as above.
+                let (k, page) = unsafe {
+                    (
+                        k.slice((row * heads + head) * dim, dim),
+                        pages.slice(start(slot.page, head), 2 * numbers),
+                    )
+                };
+                rotate(path, k, cos, sin, place.rope.pairing);
+                store(precision, page, slot.offset as usize, k, &v.row(row)[head * dim..][..dim]);
+            }
+        }
+    };
+    pool.shares(threads, cost, &|_, parts| parts.for_each(work));
+}
+
+/// Writes a token's key and value to its head's place in a page.
+fn store(precision: KvPrecision, page: &mut [u16], offset: usize, k: &[f32], v: &[f32]) {
+    let (keys, values) = page.split_at_mut(page.len() / 2);
+    if precision != KvPrecision::Bf16 {
+        packed::store(precision, Side::Keys, keys, offset, k);
+        packed::store(precision, Side::Values, values, offset, v);
+        return;
+    }
+    for (pair, k) in k.as_chunks::<2>().0.iter().enumerate() {
+        let at = (pair * PAGE_TOKENS + offset) * 2;
+        keys[at] = bf16::from_f32(k[0]).to_bits();
+        keys[at + 1] = bf16::from_f32(k[1]).to_bits();
+    }
+    let pair = &mut values[offset / 2 * 2 * v.len()..][..2 * v.len()];
+    for (to, &v) in pair[offset % 2..].iter_mut().step_by(2).zip(v) {
+        *to = bf16::from_f32(v).to_bits();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Rope, RopePairing, Slot};
 
     const SHAPE: KvShape =
         KvShape { layers: 2, heads: 2, head_dim: 16, pages: 3, precision: KvPrecision::Bf16 };
@@ -176,18 +219,35 @@ mod tests {
         bf16::from_bits(kv.head(layer, page, head).1[(token / 2 * 16 + d) * 2 + token % 2]).to_f32()
     }
 
+    /// Stores rows as they are: nothing turns.
+    fn store(kv: &mut Kv, layer: usize, k: &Rows, v: &Rows, slots: &[Slot]) {
+        let rope = Rope { frequencies: vec![0.0; 8], pairing: RopePairing::Halves };
+        let positions = vec![0; slots.len()];
+        let mut angles = Angles::default();
+        angles.compute(&positions, &rope);
+        let place = Place { positions: &positions, rope: &rope, slots };
+        let copy = |rows: &Rows| {
+            let mut copy = Rows::new(rows.len(), rows.width());
+            copy.set_len(rows.len());
+            copy.as_mut_slice().copy_from_slice(rows.as_slice());
+            copy
+        };
+        let qkv = [&mut copy(k), &mut copy(k), &mut copy(v)];
+        rope_store(Path::Scalar, &mut Pool::new(2), &place, &angles, qkv, kv, layer);
+    }
+
     #[test]
     fn a_page_holds_what_was_stored_and_a_copy_its_first_tokens() {
         let mut kv = Kv::new(SHAPE).unwrap();
         let (k, v) = (rows(16, 1.0), rows(16, 2.0));
         let slots: Vec<Slot> = (0..16).map(|offset| Slot { page: 1, offset }).collect();
         for layer in 0..2 {
-            kv.store(layer, &k, &v, &slots);
+            store(&mut kv, layer, &k, &v, &slots);
         }
         for tokens in 0..=16 {
             let mut kv = Kv { shape: SHAPE, data: Arena::new(kv.data.len()).unwrap() };
             for layer in 0..2 {
-                kv.store(layer, &k, &v, &slots);
+                store(&mut kv, layer, &k, &v, &slots);
             }
             kv.copy_page(1, 2, tokens);
             for (layer, head, token, d) in

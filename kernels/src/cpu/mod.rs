@@ -32,10 +32,10 @@ use std::arch::x86_64 as instructions;
 // The kernels for AVX-512 and AVX-VNNI have their instructions from either.
 #[cfg(all(target_arch = "x86_64", feature = "emulate-avx512"))]
 use self::emulated as instructions;
-use self::{gemm::Rounding, pool::Pool, rowwise::Angles};
+use self::{pool::Pool, rowwise::Angles};
 use crate::{
-    Activation, Attention, AttentionBatch, Backend, HiddenShape, HostMatrix, KernelError, KvShape, PageId,
-    Rope, Slot,
+    Attention, AttentionBatch, Backend, HiddenShape, HostMatrix, KernelError, KvShape, Operand, PageId,
+    Place, Rounding, Slot,
 };
 
 /// Angle tables that are kept: a model has one rotary embedding, or one for its
@@ -178,12 +178,12 @@ impl Backend for Cpu {
         self.each_row(x, 1, |_, row| rowwise::head_norm(path, row, gain, eps));
     }
 
-    fn linear(&mut self, x: &Rows, outputs: &mut [(&Matrix, &mut Rows)]) {
-        gemm::linear(self.path, &mut self.pool, &mut self.products, Rounding::Coarse, x, outputs);
+    fn linear(&mut self, x: Operand<'_, Self>, rounding: Rounding, outputs: &mut [(&Matrix, &mut Rows)]) {
+        gemm::linear(self.path, &mut self.pool, &mut self.products, x, rounding, outputs, false);
     }
 
-    fn linear_fine(&mut self, x: &Rows, outputs: &mut [(&Matrix, &mut Rows)]) {
-        gemm::linear(self.path, &mut self.pool, &mut self.products, Rounding::Fine, x, outputs);
+    fn linear_add(&mut self, x: Operand<'_, Self>, rounding: Rounding, matrix: &Matrix, to: &mut Rows) {
+        gemm::linear(self.path, &mut self.pool, &mut self.products, x, rounding, &mut [(matrix, to)], true);
     }
 
     fn bias(&mut self, x: &mut Rows, bias: &Vec<f32>) {
@@ -192,28 +192,15 @@ impl Backend for Cpu {
         self.each_row(x, 1, |_, row| rowwise::add(path, row, bias));
     }
 
-    fn rope(&mut self, x: &mut Rows, positions: &[u32], rope: &Rope) {
-        assert_eq!(x.len(), positions.len(), "rows and their positions");
-        let head = 2 * rope.frequencies.len();
-        assert!(x.width().is_multiple_of(head), "heads of {head} in {}", x.width());
+    fn rope_store(&mut self, place: &Place<'_>, qkv: [&mut Rows; 3], kv: &mut Kv, layer: usize) {
+        let Place { positions, rope, .. } = *place;
         let table = self.angles.iter().position(|angles| angles.fit(positions, rope)).unwrap_or_else(|| {
             let table = self.oldest;
             self.angles[table].compute(positions, rope);
             self.oldest = (table + 1) % ROPES;
             table
         });
-        let (path, len, width) = (self.path, x.len(), x.width());
-        let angles = &self.angles[table];
-        if len > 0 {
-            self.pool.chunks(x.as_mut_slice(), width, len * width, &|i, row| {
-                let (cos, sin) = angles.row(i);
-                rowwise::rotate(path, row, cos, sin, rope.pairing);
-            });
-        }
-    }
-
-    fn store(&mut self, kv: &mut Kv, layer: usize, k: &Rows, v: &Rows, slots: &[Slot]) {
-        kv.store(layer, k, v, slots);
+        kv::rope_store(self.path, &mut self.pool, place, &self.angles[table], qkv, kv, layer);
     }
 
     fn attend(
@@ -227,18 +214,6 @@ impl Backend for Cpu {
     ) {
         let Self { path, pool, attention: scratch, .. } = self;
         attention::attend(*path, pool, scratch, attention, q, kv, layer, batch, out);
-    }
-
-    fn gate(&mut self, activation: Activation, gate: &mut Rows, up: &Rows) {
-        assert_eq!((gate.len(), gate.width()), (up.len(), up.width()), "shape of gate and up");
-        let path = self.path;
-        self.each_row(gate, 8, |i, row| rowwise::gate(path, activation, row, up.row(i)));
-    }
-
-    fn add(&mut self, x: &mut Rows, y: &Rows) {
-        assert_eq!((x.len(), x.width()), (y.len(), y.width()), "shape of both");
-        let path = self.path;
-        self.each_row(x, 1, |i, row| rowwise::add(path, row, y.row(i)));
     }
 
     fn copy_page(&mut self, kv: &mut Kv, from: PageId, to: PageId, tokens: usize) {

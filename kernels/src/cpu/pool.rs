@@ -8,6 +8,7 @@
 use std::{
     any::Any,
     cell::UnsafeCell,
+    ops::Range,
     panic::{self, AssertUnwindSafe},
     slice,
     sync::{
@@ -136,9 +137,19 @@ impl Pool {
         }
     }
 
+    /// Calls `f(thread, share)` with each thread's share of `count` things. `cost` is
+    /// roughly the call's count of elementary operations: what is small runs on
+    /// the caller's thread alone.
+    pub(crate) fn shares(&mut self, count: usize, cost: usize, f: &(impl Fn(usize, Range<usize>) + Sync)) {
+        if cost < SMALL || self.workers.is_empty() {
+            return f(0, 0..count);
+        }
+        let threads = self.threads();
+        self.run(&|thread| f(thread, share(count, thread, threads)));
+    }
+
     /// Calls `f(i, chunk i)` for each run of `size` elements of `data`, each
-    /// once. `cost` is roughly the call's count of elementary operations: what
-    /// is small runs on the caller's thread alone.
+    /// once. `cost` is as for [`Pool::shares`].
     pub(crate) fn chunks<T: Send>(
         &mut self,
         data: &mut [T],
@@ -146,15 +157,10 @@ impl Pool {
         cost: usize,
         f: &(impl Fn(usize, &mut [T]) + Sync),
     ) {
-        if cost < SMALL || self.workers.is_empty() {
-            data.chunks_exact_mut(size).enumerate().for_each(|(i, chunk)| f(i, chunk));
-            return;
-        }
         let count = data.len() / size;
-        let threads = self.threads();
         let all = Parts::new(data);
-        self.run(&|thread| {
-            for i in share(count, thread, threads) {
+        self.shares(count, cost, &|_, share| {
+            for i in share {
                 // SAFETY: shares do not overlap, so each chunk is borrowed once.
                 f(i, unsafe { all.slice(i * size, size) });
             }
@@ -175,7 +181,7 @@ impl Drop for Pool {
 }
 
 /// The part of `count` things that falls to one of `threads`.
-pub(crate) fn share(count: usize, thread: usize, threads: usize) -> std::ops::Range<usize> {
+pub(crate) fn share(count: usize, thread: usize, threads: usize) -> Range<usize> {
     count * thread / threads..count * (thread + 1) / threads
 }
 

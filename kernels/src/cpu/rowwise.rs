@@ -91,10 +91,9 @@ vectorised! {
 }
 
 vectorised! {
-    fn silu_gate(gate: &mut [f32], up: &[f32]) {
-        for (gate, up) in gate.iter_mut().zip(up) {
-            let x = *gate;
-            *gate = x / (1.0 + exp(-x)) * up;
+    fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+        for ((out, x), up) in out.iter_mut().zip(gate).zip(up) {
+            *out = x / (1.0 + exp(-x)) * up;
         }
     }
 }
@@ -102,20 +101,20 @@ vectorised! {
 vectorised! {
     /// GELU by tanh (Hendrycks and Gimpel): with `u = √(2/π)(x + 0.044715x³)`,
     /// `x/2·(1 + tanh u)` is `x / (1 + e^(−2u))`.
-    fn gelu_gate(gate: &mut [f32], up: &[f32]) {
+    fn gelu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
         const TWICE: f32 = 1.595_769;
-        for (gate, up) in gate.iter_mut().zip(up) {
-            let x = *gate;
+        for ((out, x), up) in out.iter_mut().zip(gate).zip(up) {
             let u = TWICE * (x + 0.044_715 * x * x * x);
-            *gate = x / (1.0 + exp(-u)) * up;
+            *out = x / (1.0 + exp(-u)) * up;
         }
     }
 }
 
-pub(crate) fn gate(path: super::Path, activation: Activation, gate: &mut [f32], up: &[f32]) {
+/// `activation(gate) · up`.
+pub(crate) fn gate(path: super::Path, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     match activation {
-        Activation::Silu => silu_gate(path, gate, up),
-        Activation::GeluTanh => gelu_gate(path, gate, up),
+        Activation::Silu => silu_gate(path, gate, up, out),
+        Activation::GeluTanh => gelu_gate(path, gate, up, out),
     }
 }
 

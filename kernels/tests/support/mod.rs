@@ -1,7 +1,8 @@
 //! What the tests of kernels share: numbers, matrices, paths.
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses a part")]
 
-use forkpoint_kernels::{Backend, Format, HostMatrix, cpu::Cpu, cpu::Matrix, cpu::Path, cpu::Rows};
+use forkpoint_kernels::cpu::{Cpu, Kv, Matrix, Path, Rows};
+use forkpoint_kernels::{Backend, Format, HostMatrix, Operand, Place, Rope, RopePairing, Rounding, Slot};
 use half::{bf16, f16};
 
 /// Every format.
@@ -97,20 +98,46 @@ pub fn matrix_bytes(format: Format, rows: usize, cols: usize, random: &mut Rando
     data
 }
 
-/// Runs `linear` of one matrix on row-major activations.
+/// `linear` of one matrix on row-major activations.
 pub fn linear(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    rounded(cpu, matrix, x, Rounding::Coarse)
+}
+
+/// The same, rounded less.
+pub fn linear_fine(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    rounded(cpu, matrix, x, Rounding::Fine)
+}
+
+fn rounded(cpu: &mut Cpu, matrix: &Matrix, x: &[f32], rounding: Rounding) -> Vec<f32> {
     let x = rows(cpu, x, matrix.inputs());
     let mut out = cpu.rows(x.len(), matrix.outputs());
-    cpu.linear(&x, &mut [(matrix, &mut out)]);
+    cpu.linear(Operand::Rows(&x), rounding, &mut [(matrix, &mut out)]);
     all(cpu, &out)
 }
 
-/// Runs `linear_fine` of one matrix on row-major activations.
-pub fn linear_fine(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
-    let x = rows(cpu, x, matrix.inputs());
-    let mut out = cpu.rows(x.len(), matrix.outputs());
-    cpu.linear_fine(&x, &mut [(matrix, &mut out)]);
+/// The matrix whose products are their operands.
+pub fn unit(cpu: &mut Cpu, width: usize) -> Matrix {
+    let mut data = vec![0; 4 * width * width];
+    (0..width).for_each(|i| data[4 * i * (width + 1)..][..4].copy_from_slice(&1f32.to_le_bytes()));
+    cpu.matrix(&HostMatrix::new(Format::F32, width, width, &data).unwrap()).unwrap()
+}
+
+/// What an operand is.
+pub fn seen(cpu: &mut Cpu, unit: &Matrix, x: Operand<'_, Cpu>) -> Vec<f32> {
+    let mut out = cpu.rows(100, unit.outputs());
+    cpu.linear(x, Rounding::Coarse, &mut [(unit, &mut out)]);
     all(cpu, &out)
+}
+
+/// Stores keys and values as they are: nothing turns.
+pub fn store(cpu: &mut Cpu, kv: &mut Kv, layer: usize, k: &Rows, v: &Rows, slots: &[Slot]) {
+    let rope = Rope { frequencies: vec![0.0; kv.shape().head_dim / 2], pairing: RopePairing::Halves };
+    let place = Place { positions: &vec![0; slots.len()], rope: &rope, slots };
+    let [mut q, mut k, mut v] = [k, k, v].map(|from| {
+        let numbers = all(cpu, from);
+        rows(cpu, &numbers, from.width())
+    });
+    cpu.rope_store(&place, [&mut q, &mut k, &mut v], kv, layer);
 }
 
 /// Rows that hold `x`.

@@ -7,7 +7,7 @@ use forkpoint_kernels::{
 };
 use half::bf16;
 
-use crate::support::{Random, all, rows};
+use crate::support::{Random, all, rows, store};
 
 /// Heads and window of one layer, and where it stands.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +62,7 @@ impl Bench {
         let dirty = rows(&mut cpu, &vec![bad; PAGE_TOKENS * heads * head_dim], heads * head_dim);
         for page in 0..pages as PageId {
             let slots: Vec<Slot> = (0..PAGE_TOKENS as u32).map(|offset| Slot { page, offset }).collect();
-            cpu.store(&mut kv, LAYER, &dirty, &dirty, &slots);
+            store(&mut cpu, &mut kv, LAYER, &dirty, &dirty, &slots);
         }
         let mut random = Random(17);
         let mut free: Vec<PageId> = (0..pages as PageId).collect();
@@ -115,7 +115,7 @@ impl Bench {
             .collect();
         let k = rows(&mut self.cpu, &session.k[start * narrow..], narrow);
         let v = rows(&mut self.cpu, &session.v[start * narrow..], narrow);
-        self.cpu.store(&mut self.kv, LAYER, &k, &v, &slots);
+        store(&mut self.cpu, &mut self.kv, LAYER, &k, &v, &slots);
     }
 
     pub fn attention(&self) -> Attention {

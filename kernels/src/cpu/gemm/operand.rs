@@ -1,0 +1,229 @@
+//! What a product multiplies: rows that are made, and rounded, in one visit each.
+
+use std::ops::Range;
+
+use super::{LANES, Output, ROWS};
+use crate::cpu::{
+    Cpu, Path,
+    pool::{Parts, Pool},
+    quantise::{QBlock, pair_rest, pair_row, quantise_rest, quantise_row},
+    rowwise,
+    weights::BLOCK,
+};
+use crate::{Operand, Rounding};
+
+/// Activations of a call, reused from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    made: Vec<f32>,
+    blocks: Vec<QBlock>,
+    pairs: Vec<u32>,
+}
+
+/// Which types a call's matrices are multiplied in.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Needs {
+    pub(super) plain: bool,
+    pub(super) blocks: bool,
+    pub(super) pairs: bool,
+}
+
+/// A call's activations in each type that was needed; the others have none.
+#[derive(Clone, Copy)]
+pub(super) struct Activations<'a> {
+    pub(super) plain: Rounded<'a, f32>,
+    pub(super) blocks: Rounded<'a, QBlock>,
+    /// Two bf16 each, the last of an odd number with a zero.
+    pub(super) pairs: Rounded<'a, u32>,
+}
+
+/// Rounded activations, row after row.
+#[derive(Clone, Copy)]
+pub(super) struct Rounded<'a, T> {
+    coarse: &'a [T],
+    /// What the coarse ones rounded off, or nothing.
+    fine: &'a [T],
+    of_row: usize,
+}
+
+/// What a kernel reads: a run of rows of one panel's inputs.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a, T> {
+    pub(super) data: &'a [T],
+    /// Elements from one row to the next.
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+}
+
+impl<'a, T> Input<'a, T> {
+    pub(super) fn row(&self, row: usize) -> &'a [T] {
+        &self.data[row * self.stride..][..self.stride]
+    }
+}
+
+impl Operand<'_, Cpu> {
+    /// Rows, and numbers in each.
+    pub(super) fn shape(&self) -> (usize, usize) {
+        match *self {
+            Self::Rows(x) => (x.len(), x.width()),
+            Self::Norm { x, gain, .. } => {
+                assert_eq!(x.width(), gain.len(), "width of the rows and the gain");
+                (x.len(), x.width())
+            }
+            Self::Gate { gate, up, .. } => {
+                assert_eq!((gate.len(), gate.width()), (up.len(), up.width()), "shape of gate and up");
+                (gate.len(), gate.width())
+            }
+        }
+    }
+
+    fn make(&self, path: Path, row: usize, out: &mut [f32]) {
+        match *self {
+            Self::Rows(x) => out.copy_from_slice(x.row(row)),
+            Self::Norm { x, gain, eps } => rowwise::rms_norm(path, x.row(row), gain, eps, out),
+            Self::Gate { activation, gate, up } => {
+                rowwise::gate(path, activation, gate.row(row), up.row(row), out);
+            }
+        }
+    }
+
+    /// Elementary operations for one number.
+    fn cost(&self) -> usize {
+        match self {
+            Self::Rows(_) => 0,
+            Self::Norm { .. } => 1,
+            Self::Gate { .. } => 8,
+        }
+    }
+
+    /// Makes all rows and rounds them to what is needed.
+    pub(super) fn prepare<'a>(
+        &'a self,
+        path: Path,
+        pool: &mut Pool,
+        scratch: &'a mut Scratch,
+        rounding: Rounding,
+        needs: Needs,
+    ) -> Activations<'a> {
+        let (rows, width) = self.shape();
+        let of_blocks = if needs.blocks { width / BLOCK } else { 0 };
+        let of_pairs = if needs.pairs { width.div_ceil(2) } else { 0 };
+        let given = match *self {
+            Self::Rows(x) => Some(x),
+            _ => None,
+        };
+        // Rows that only their rounding is needed of stay in a thread's first-level cache.
+        let made_rows = match given {
+            Some(_) => 0,
+            None if needs.plain => rows,
+            None => pool.threads(),
+        };
+        let copies = if rounding == Rounding::Fine { 2 } else { 1 };
+        let made = Parts::new(at_least(&mut scratch.made, made_rows * width, 0.0));
+        let blocks = Parts::new(at_least(&mut scratch.blocks, copies * rows * of_blocks, QBlock::ZERO));
+        let pairs = Parts::new(at_least(&mut scratch.pairs, copies * rows * of_pairs, 0));
+        let visit = |thread: usize, share: Range<usize>| {
+            for row in share {
+                let x = match given {
+                    Some(x) => x.row(row),
+                    None => {
+                        let at = if needs.plain { row } else { thread };
+                        // SAFETY: a row falls to one thread, and `at` to one row at a time.
+                        let out = unsafe { made.slice(at * width, width) };
+                        self.make(path, row, out);
+                        &*out
+                    }
+                };
+                // SAFETY: a row falls to one thread, and its parts do not overlap.
+                let part = |copy: usize| unsafe {
+                    let at = copy * rows + row;
+                    (blocks.slice(at * of_blocks, of_blocks), pairs.slice(at * of_pairs, of_pairs))
+                };
+                let coarse = part(0);
+                if needs.blocks {
+                    quantise_row(path, x, coarse.0);
+                }
+                if needs.pairs {
+                    pair_row(path, x, coarse.1);
+                }
+                if rounding == Rounding::Fine {
+                    let fine = part(1);
+                    if needs.blocks {
+                        quantise_rest(path, x, coarse.0, fine.0);
+                    }
+                    if needs.pairs {
+                        pair_rest(path, x, coarse.1, fine.1);
+                    }
+                }
+            }
+        };
+        let rounded = if needs.blocks || needs.pairs { copies } else { 0 };
+        let cost = rows * width * (self.cost() + rounded);
+        if cost > 0 {
+            pool.shares(rows, cost, &visit);
+        }
+        let plain = match given {
+            Some(x) => x.as_slice(),
+            None if needs.plain => &scratch.made[..rows * width],
+            None => &[],
+        };
+        Activations {
+            plain: Rounded { coarse: plain, fine: &[], of_row: width },
+            blocks: Rounded::of(&scratch.blocks, rows, of_blocks, rounding),
+            pairs: Rounded::of(&scratch.pairs, rows, of_pairs, rounding),
+        }
+    }
+}
+
+/// The first `count` elements of a buffer that grows when it must.
+fn at_least<T: Copy>(buffer: &mut Vec<T>, count: usize, zero: T) -> &mut [T] {
+    if buffer.len() < count {
+        buffer.resize(count, zero);
+    }
+    &mut buffer[..count]
+}
+
+impl<'a, T> Rounded<'a, T> {
+    fn of(buffer: &'a [T], rows: usize, of_row: usize, rounding: Rounding) -> Self {
+        let all = rows * of_row;
+        let fine = if rounding == Rounding::Fine { &buffer[all..2 * all] } else { &[] };
+        Self { coarse: &buffer[..all], fine, of_row }
+    }
+
+    /// Multiplies a run of rows: the coarse ones, and then what they rounded off.
+    ///
+    /// # Safety
+    /// As for [`Output::put`], for all of the run's rows; `kernel` puts each.
+    pub(super) unsafe fn multiply(
+        self,
+        run: Range<usize>,
+        output: Output,
+        kernel: impl Fn(Input<'_, T>, Output),
+    ) {
+        let (rows, stride) = (run.len(), self.of_row);
+        let elements = run.start * stride..run.end * stride;
+        let coarse = Input { data: &self.coarse[elements.clone()], stride, rows };
+        if self.fine.is_empty() && !output.adds {
+            return kernel(coarse, output);
+        }
+        let mut sums = [[0.0; LANES]; ROWS];
+        let aside = |sums: &mut [[f32; LANES]; ROWS]| Output {
+            start: sums.as_mut_ptr().cast(),
+            stride: LANES,
+            lanes: LANES,
+            adds: false,
+        };
+        kernel(coarse, aside(&mut sums));
+        if !self.fine.is_empty() {
+            let mut rest = [[0.0; LANES]; ROWS];
+            kernel(Input { data: &self.fine[elements], stride, rows }, aside(&mut rest));
+            for (sums, rest) in sums[..rows].iter_mut().zip(&rest) {
+                sums.iter_mut().zip(rest).for_each(|(sum, rest)| *sum += rest);
+            }
+        }
+        for (row, sums) in sums[..rows].iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { if output.adds { output.add(row, sums) } else { output.put(row, sums) } }
+        }
+    }
+}
