@@ -63,7 +63,7 @@ impl Sampler {
         if temperature == 0.0 {
             return argmax(&self.logits);
         }
-        // Weights relative to the likeliest, in descending order: ties by token.
+        // Weights relative to the likeliest.
         let best = self.logits[argmax(&self.logits) as usize];
         let floor = f32::MIN_POSITIVE.max(min_p);
         self.candidates.clear();
@@ -71,27 +71,17 @@ impl Sampler {
             let weight = ((logit - best) / temperature).exp();
             (weight >= floor).then_some((token, weight))
         }));
-        self.candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         if top_k > 0 {
-            self.candidates.truncate(top_k as usize);
+            keep_largest(&mut self.candidates, top_k as usize);
         }
         if top_p < 1.0 {
-            let total: f64 = self.candidates.iter().map(|&(_, weight)| f64::from(weight)).sum();
-            let mut sum = 0.0;
-            let kept = self.candidates.iter().take_while(|&&(_, weight)| {
-                let reached = sum >= f64::from(top_p) * total;
-                sum += f64::from(weight);
-                !reached
-            });
-            let kept = kept.count().max(1);
-            self.candidates.truncate(kept);
+            keep_share(&mut self.candidates, f64::from(top_p));
         }
         let Some(&(last, _)) = self.candidates.last() else {
             // Logits that are no numbers have no likeliest.
             return argmax(&self.logits);
         };
-        let total: f64 = self.candidates.iter().map(|&(_, weight)| f64::from(weight)).sum();
-        let mut left = self.rng.random::<f64>() * total;
+        let mut left = self.rng.random::<f64>() * total(&self.candidates);
         for &(token, weight) in &self.candidates {
             left -= f64::from(weight);
             if left < 0.0 {
@@ -119,15 +109,57 @@ fn log_sum_exp(logits: &[f32]) -> f32 {
     top + sum.ln() as f32
 }
 
+/// Largest first; ties by token.
+fn descending(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// Leaves the `count` largest, largest first. To sort a whole vocabulary would take
+/// a third of a small model's step.
+fn keep_largest(candidates: &mut Vec<(u32, f32)>, count: usize) {
+    if count < candidates.len() {
+        candidates.select_nth_unstable_by(count, descending);
+        candidates.truncate(count);
+    }
+    candidates.sort_unstable_by(descending);
+}
+
+/// Leaves the largest that together have this share of all weights, at least one,
+/// largest first.
+fn keep_share(candidates: &mut Vec<(u32, f32)>, share: f64) {
+    let wanted = share * total(candidates);
+    // How many they are is known when they are found: looked for among a few, then among more.
+    let mut among = 64;
+    loop {
+        let whole = among >= candidates.len();
+        if !whole {
+            candidates.select_nth_unstable_by(among, descending);
+        }
+        let most = among.min(candidates.len());
+        candidates[..most].sort_unstable_by(descending);
+        let mut sum = 0.0;
+        let kept = candidates[..most].iter().take_while(|&&(_, weight)| {
+            let reached = sum >= wanted;
+            sum += f64::from(weight);
+            !reached
+        });
+        let kept = kept.count().max(1);
+        if kept < most || whole {
+            candidates.truncate(kept);
+            return;
+        }
+        among *= 8;
+    }
+}
+
+fn total(candidates: &[(u32, f32)]) -> f64 {
+    candidates.iter().map(|&(_, weight)| f64::from(weight)).sum()
+}
+
 /// The `count` largest, largest first; ties by token.
 fn top(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut all: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).collect();
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if count < all.len() {
-        all.select_nth_unstable_by(count, order);
-        all.truncate(count);
-    }
-    all.sort_unstable_by(order);
+    keep_largest(&mut all, count);
     all
 }
 
@@ -173,6 +205,28 @@ mod tests {
         assert_eq!(kept(Sampling { top_p: 0.0, ..Sampling::default() }), [1]);
         assert_eq!(kept(Sampling { min_p: 0.1, ..Sampling::default() }), [0, 1, 2]);
         assert_eq!(kept(Sampling::default()), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn bounds_keep_of_many_what_sorting_all_would() {
+        // Some of them equal.
+        let all: Vec<(u32, f32)> =
+            (0..3000).map(|token| (token, (token * 7919 % 2801) as f32 / 2801.0 + 1e-6)).collect();
+        let mut sorted = all.clone();
+        sorted.sort_unstable_by(descending);
+        for count in [1, 63, 64, 65, 2999, 3000, 5000] {
+            let mut kept = all.clone();
+            keep_largest(&mut kept, count);
+            assert_eq!(kept, sorted[..count.min(3000)], "{count}");
+        }
+        for share in [0.0, 1e-3, 0.04, 0.3, 0.9, 0.9999] {
+            let mut kept = all.clone();
+            keep_share(&mut kept, share);
+            let sum = |count: usize| total(&sorted[..count]);
+            assert_eq!(kept, sorted[..kept.len()], "{share}");
+            assert!(sum(kept.len()) >= share * total(&all), "{share}");
+            assert!(kept.len() == 1 || sum(kept.len() - 1) < share * total(&all), "{share}");
+        }
     }
 
     #[test]

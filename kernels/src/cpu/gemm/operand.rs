@@ -1,5 +1,6 @@
 //! What a product multiplies: rows that are made, and rounded, in one visit each.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::{LANES, Output, ROWS};
@@ -206,24 +207,39 @@ impl<'a, T> Rounded<'a, T> {
         if self.fine.is_empty() && !output.adds {
             return kernel(coarse, output);
         }
-        let mut sums = [[0.0; LANES]; ROWS];
-        let aside = |sums: &mut [[f32; LANES]; ROWS]| Output {
-            start: sums.as_mut_ptr().cast(),
-            stride: LANES,
-            lanes: LANES,
-            adds: false,
-        };
-        kernel(coarse, aside(&mut sums));
+        let mut sums = Aside::NEW;
+        kernel(coarse, sums.output());
+        // SAFETY: the kernel put them.
+        let sums = unsafe { sums.rows(rows) };
         if !self.fine.is_empty() {
-            let mut rest = [[0.0; LANES]; ROWS];
-            kernel(Input { data: &self.fine[elements], stride, rows }, aside(&mut rest));
-            for (sums, rest) in sums[..rows].iter_mut().zip(&rest) {
-                sums.iter_mut().zip(rest).for_each(|(sum, rest)| *sum += rest);
+            let mut rest = Aside::NEW;
+            kernel(Input { data: &self.fine[elements], stride, rows }, rest.output());
+            // SAFETY: as above.
+            for (sums, rest) in sums.iter_mut().zip(unsafe { rest.rows(rows) }) {
+                sums.iter_mut().zip(rest).for_each(|(sum, rest)| *sum += *rest);
             }
         }
-        for (row, sums) in sums[..rows].iter().enumerate() {
+        for (row, sums) in sums.iter().enumerate() {
             // SAFETY: the caller's promise.
             unsafe { if output.adds { output.add(row, sums) } else { output.put(row, sums) } }
         }
+    }
+}
+
+/// One panel's outputs of a run, beside their place. Zeroing it would cost as much as a row.
+struct Aside([MaybeUninit<[f32; LANES]>; ROWS]);
+
+impl Aside {
+    const NEW: Self = Self([MaybeUninit::uninit(); ROWS]);
+
+    fn output(&mut self) -> Output {
+        Output { start: self.0.as_mut_ptr().cast(), stride: LANES, lanes: LANES, adds: false }
+    }
+
+    /// # Safety
+    /// The first `rows` were put.
+    unsafe fn rows(&mut self, rows: usize) -> &mut [[f32; LANES]] {
+        // SAFETY: the caller's promise.
+        unsafe { self.0[..rows].assume_init_mut() }
     }
 }
