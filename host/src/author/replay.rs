@@ -126,11 +126,11 @@ impl Recording {
     }
 
     /// The answer to a question of any call.
-    fn find(&self, question: &Question, probe: Option<&String>) -> Option<&Answer> {
+    fn find(&self, question: &Question, probe: Option<&str>) -> Option<&Answer> {
         self.decisions.iter().find_map(|decision| {
             let asked = decision.questions.iter().zip(&decision.probes).zip(&decision.answers);
             let same = |((asked, named), _): &((&Question, &Option<String>), &Answer)| {
-                *asked == question && named.as_ref() == probe
+                *asked == question && named.as_deref() == probe
             };
             asked.into_iter().find(same).map(|(_, answer)| answer)
         })
@@ -146,7 +146,7 @@ impl Recording {
 }
 
 impl Oracle for Recording {
-    fn decide(&self, questions: &[(Question, Option<String>)]) -> Result<Vec<Answer>, Failure> {
+    fn decide(&self, questions: &[(&Question, Option<&str>)]) -> Result<Vec<Answer>, Failure> {
         let place = self.next.fetch_add(1, Relaxed);
         // A call that failed kept no questions: it is known by its place alone.
         if let Some(failure) = self.decisions.get(place).and_then(|decision| decision.failure.clone()) {
@@ -154,8 +154,8 @@ impl Oracle for Recording {
         }
         questions
             .iter()
-            .map(|(question, probe)| {
-                let found = self.find(question, probe.as_ref()).cloned();
+            .map(|&(question, probe)| {
+                let found = self.find(question, probe).cloned();
                 found.ok_or_else(|| self.missing(question.instructions.clone()))
             })
             .collect()
@@ -193,10 +193,10 @@ mod tests {
     #[test]
     fn what_was_answered_is_answered_again_in_any_order() {
         let recording = Recording::new(vec![decision("a?", 0.9), decision("b?", 0.1)]);
-        let both = recording.decide(&[(question("b?"), None), (question("a?"), None)]).unwrap();
+        let both = recording.decide(&[(&question("b?"), None), (&question("a?"), None)]).unwrap();
         assert_eq!((both[0].probabilities[0], both[1].probabilities[0]), (0.1, 0.9));
         assert_eq!(recording.unanswered(), None);
-        assert!(recording.decide(&[(question("a?"), Some("probe".into()))]).is_err(), "asked otherwise");
+        assert!(recording.decide(&[(&question("a?"), Some("probe"))]).is_err(), "asked otherwise");
         assert_eq!(recording.unanswered().as_deref(), Some("a?"));
     }
 
@@ -211,8 +211,8 @@ mod tests {
             ..decision("", 1.0)
         };
         let recording = Recording::new(vec![failed, decision("a?", 0.5)]);
-        assert_eq!(recording.decide(&[(question("a?"), None)]).unwrap_err(), failure);
-        assert!(recording.decide(&[(question("a?"), None)]).is_ok());
+        assert_eq!(recording.decide(&[(&question("a?"), None)]).unwrap_err(), failure);
+        assert!(recording.decide(&[(&question("a?"), None)]).is_ok());
         assert!(recording.draft().is_err());
     }
 }

@@ -179,11 +179,11 @@ impl Scripted {
 }
 
 impl Oracle for Script {
-    fn decide(&self, questions: &[(Question, Option<String>)]) -> Result<Vec<Answer>, Failure> {
-        let find = |(question, probe): &(Question, Option<String>)| {
-            let found = self.entries.iter().find(|entry| entry.answers(question, probe.as_deref()));
+    fn decide(&self, questions: &[(&Question, Option<&str>)]) -> Result<Vec<Answer>, Failure> {
+        let find = |&(question, probe): &(&Question, Option<&str>)| {
+            let found = self.entries.iter().find(|entry| entry.answers(question, probe));
             let entry = found.ok_or_else(|| {
-                let probe = probe.as_ref().map(|probe| format!(" (probe {probe})")).unwrap_or_default();
+                let probe = probe.map(|probe| format!(" (probe {probe})")).unwrap_or_default();
                 self.fault(format!("answers.json has no answer to {:?}{probe}", question.instructions))
             })?;
             if let Some(failure) = &entry.failure {
@@ -228,7 +228,7 @@ mod tests {
         probe: Option<&str>,
     ) -> Result<Answer, Failure> {
         let question = Question { instructions: instructions.into(), criteria };
-        script.decide(&[(question, probe.map(str::to_owned))]).map(|mut answers| answers.remove(0))
+        script.decide(&[(&question, probe)]).map(|mut answers| answers.remove(0))
     }
 
     fn boolean() -> Criteria {

@@ -1,5 +1,6 @@
 //! What a running guest has: its sessions, its budgets and its bounds.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,7 +74,8 @@ impl Place {
         match self {
             Self::Engine(session) => Ok(session.decide_by(questions, probes).await?),
             Self::Offline(session) => {
-                let questions: Vec<_> = questions.iter().cloned().zip(names.iter().cloned()).collect();
+                let names = names.iter().map(Option::as_deref);
+                let questions: Vec<_> = questions.iter().zip(names).collect();
                 Ok(session.decide(&questions)?)
             }
         }
@@ -353,13 +355,14 @@ impl State {
             .map_err(|what| Refusal::Failure(engine::Failure::Invalid(what)))?;
         let probes: Vec<Option<Arc<Probe>>> =
             entries.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
-        let questions: Vec<Question> = questions
-            .iter()
-            .zip(&entries)
-            .map(|(question, entry)| {
+        let questions = if entries.iter().all(Option::is_none) {
+            Cow::Borrowed(questions)
+        } else {
+            let worded = questions.iter().zip(&entries).map(|(question, entry)| {
                 entry.as_ref().map_or_else(|| question.clone(), |entry| entry.worded(question))
-            })
-            .collect();
+            });
+            Cow::Owned(worded.collect())
+        };
         // Also those that a probe is to answer: where the session cannot be read, labels are.
         self.check_tokens(questions.iter().map(convert::question_bytes).sum())?;
         self.used.decisions += more;

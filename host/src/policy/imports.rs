@@ -35,20 +35,28 @@ impl engine::Host for State {
         let result = self.ask(&on, &questions, &probes).await;
         let took = self.started.elapsed().saturating_sub(at);
         self.waited += took;
-        let (answers, failure) = match &result {
-            Ok(answers) => (answers.clone(), None),
-            Err(Refusal::Failure(failure)) => (Vec::new(), Some(convert::failure_in(failure))),
-            // The call is over, and its fault says why.
-            Err(Refusal::Trap(_)) => (Vec::new(), None),
+        let kept = result.is_ok();
+        let (out, answers, failure) = match result {
+            Ok(answers) => {
+                let out = answers.iter().zip(&questions).map(|(a, q)| convert::answer_out(q, a)).collect();
+                (Ok(out), answers, None)
+            }
+            Err(refusal) => {
+                let failure = match &refusal {
+                    Refusal::Failure(failure) => Some(convert::failure_in(failure)),
+                    // The call is over, and its fault says why.
+                    Refusal::Trap(_) => None,
+                };
+                (Err(refusal), Vec::new(), failure)
+            }
         };
-        let out = answers.iter().zip(&questions).map(|(a, q)| convert::answer_out(q, a)).collect();
         if self.decisions.len() < MAX_DECISIONS {
             let (at_us, took_us) = (micros(at), micros(took));
             // What was refused costs the policy nothing, and is not kept.
-            let (questions, probes) = if result.is_ok() { (questions, probes) } else { Default::default() };
+            let (questions, probes) = if kept { (questions, probes) } else { Default::default() };
             self.decisions.push(Decision { at_us, took_us, questions, probes, answers, failure });
         }
-        result.map(|_| out)
+        out
     }
 
     async fn generate(

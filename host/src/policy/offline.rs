@@ -13,7 +13,7 @@ pub trait Oracle: Send + Sync {
     ///
     /// # Errors
     /// What the guest is told instead.
-    fn decide(&self, questions: &[(Question, Option<String>)]) -> Result<Vec<Answer>, Failure>;
+    fn decide(&self, questions: &[(&Question, Option<&str>)]) -> Result<Vec<Answer>, Failure>;
 
     /// Makes a fork.
     ///
@@ -35,7 +35,7 @@ pub trait Oracle: Send + Sync {
 pub struct Even;
 
 impl Oracle for Even {
-    fn decide(&self, questions: &[(Question, Option<String>)]) -> Result<Vec<Answer>, Failure> {
+    fn decide(&self, questions: &[(&Question, Option<&str>)]) -> Result<Vec<Answer>, Failure> {
         questions.iter().map(|(question, _)| even(question)).collect()
     }
 
@@ -97,10 +97,7 @@ impl OfflineSession {
         self.usage.tokens
     }
 
-    pub(super) fn decide(
-        &mut self,
-        questions: &[(Question, Option<String>)],
-    ) -> Result<Vec<Answer>, Failure> {
+    pub(super) fn decide(&mut self, questions: &[(&Question, Option<&str>)]) -> Result<Vec<Answer>, Failure> {
         self.usage.decisions += u32::try_from(questions.len()).unwrap_or(u32::MAX);
         self.oracle.decide(questions)
     }
@@ -124,7 +121,7 @@ mod tests {
 
     #[test]
     fn even_answers_are_of_the_kind_that_was_asked() {
-        let ask = |criteria| Even.decide(&[(Question { instructions: "q".into(), criteria }, None)]);
+        let ask = |criteria| Even.decide(&[(&Question { instructions: "q".into(), criteria }, None)]);
         let levels = ["low", "mid", "high", "top"].map(str::to_owned).to_vec();
         let score = &ask(Criteria::Score(levels)).unwrap()[0];
         assert_eq!((score.verdict, score.probabilities.len()), (Verdict::Score(1.5), 4));
