@@ -21,12 +21,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
+use forkpoint_engine::Examples;
+use forkpoint_engine::probe::MAX_BYTES;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::capabilities::{Capabilities, Names};
 use super::limits::SomeLimits;
+use super::probe_tables::ProbeTables;
 use super::settings::{Fallback, is_policy_name};
 use super::share::Share;
 use super::signature::{Keys, Signature};
@@ -34,8 +38,8 @@ use super::signature::{Keys, Signature};
 /// The custom section of a component that may hold its manifest.
 pub const MANIFEST_SECTION: &str = "forkpoint:manifest";
 
-/// Longest manifest, in bytes.
-pub(super) const MAX_MANIFEST: u64 = 64 << 10;
+/// Longest manifest, in bytes: the examples of a probe may be in it.
+pub(super) const MAX_MANIFEST: u64 = MAX_BYTES as u64;
 
 /// A policy's manifest.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -72,6 +76,12 @@ pub struct Manifest {
     /// Values that the policy reads with `config(key)`.
     #[serde(deserialize_with = "values")]
     pub config: BTreeMap<String, String>,
+    /// Examples of probes, by the probe's name.
+    #[serde(skip)]
+    pub probes: BTreeMap<String, Arc<Examples>>,
+    /// The same as they are written, until the manifest is read.
+    #[serde(rename = "probes")]
+    probe_tables: ProbeTables,
     /// As it was read.
     #[serde(skip)]
     pub(super) text: String,
@@ -125,6 +135,10 @@ impl Manifest {
     /// # Errors
     /// Where a key does not exist or a value cannot be.
     pub fn parse(text: &str) -> Result<Self, ManifestError> {
+        if text.len() as u64 > MAX_MANIFEST {
+            let message = format!("{} bytes, a manifest has at most {MAX_MANIFEST}", text.len());
+            return Err(ManifestError::at(text, 0, message));
+        }
         let mut manifest: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
             ManifestError::at(text, at, error.message().replace('\n', " "))
@@ -135,6 +149,7 @@ impl Manifest {
                 return Err(Self::at_signature(text, "a signature is for the component that sha256 pins"));
             }
         }
+        manifest.probes = std::mem::take(&mut manifest.probe_tables).read(text)?;
         text.clone_into(&mut manifest.text);
         Ok(manifest)
     }
@@ -368,5 +383,10 @@ mod tests {
             assert!(error.message.contains(says), "{text}: {error}");
             assert_eq!((error.line, error.column), place, "{text}: {error}");
         }
+        let most = usize::try_from(MAX_MANIFEST).unwrap();
+        assert_eq!(Manifest::parse(&" ".repeat(most)).unwrap().probes.len(), 0);
+        let error = Manifest::parse(&" ".repeat(most + 1)).unwrap_err();
+        assert_eq!((error.line, error.column), (1, 1));
+        assert!(error.message.contains("a manifest has at most 2097152"), "{error}");
     }
 }

@@ -25,6 +25,7 @@ mod loader;
 mod manifest;
 pub mod offline;
 mod plan;
+mod probe_tables;
 mod publish;
 mod registry;
 mod run;
