@@ -32,6 +32,20 @@ fn write(plugins: &Path, probe: &str, text: &str) {
     std::fs::write(folder.join(probe), text).unwrap();
 }
 
+/// The same examples as a table of the policy's manifest.
+fn table(text: &str) -> String {
+    let rows = text.lines().map(|line| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        // What these strings hold is written alike in JSON and in TOML.
+        format!("    {{ text = {}, label = {} }},\n", row["text"], row["label"])
+    });
+    format!("[probes.drops]\nexamples = [\n{}]\n", rows.collect::<String>())
+}
+
+fn describe(plugins: &Path, manifest: &str) {
+    std::fs::write(plugins.join("scripted.toml"), manifest).unwrap();
+}
+
 /// A server with the scripted policy and a file of examples beside it.
 async fn with_examples(text: &str) -> Subject {
     let text = text.to_owned();
@@ -145,6 +159,44 @@ async fn examples_that_change_are_fitted_again_and_broken_ones_leave_what_there_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_the_manifest_stands_for_a_file() {
+    let text = examples(&seed(), ["yes", "no"]);
+    let server =
+        Subject::with_policies(&[SCRIPTED], |config| describe(&config.plugins.dir, &table(&text))).await;
+    let plugins = server.plugins.path().to_owned();
+    let status = until(&server, "drops", |status| status["state"] == "ready").await;
+    assert_eq!((&status["kind"], &status["labels"]), (&json!("boolean"), &json!({ "no": 12, "yes": 12 })));
+    assert!(asked(&server, "drops").await.ends_with("by probe"));
+
+    // Under one name, not even the same examples stand in both.
+    write(&plugins, "drops.jsonl", &text);
+    let status = until(&server, "drops", |status| status["state"] == "failed").await;
+    let error = status["error"].as_str().unwrap();
+    assert!(error.contains("table [probes.drops] and in scripted.probes/drops.jsonl"), "{error}");
+    assert!(asked(&server, "drops").await.ends_with("by probe"), "the last good one answers");
+    std::fs::remove_dir_all(plugins.join("scripted.probes")).unwrap();
+    until(&server, "drops", |status| status["state"] == "ready").await;
+
+    let more = table(&(text.clone() + &examples(&seed(), ["yes", "no"])));
+    describe(&plugins, &more);
+    until(&server, "drops", |status| status["state"] == "ready" && status["examples"] == 48).await;
+    describe(&plugins, &more.replacen("label", "lable", 1));
+    let refused = async || server.get("/v1/policies/scripted").await.ok()["last_error"].clone();
+    for _ in 0..600 {
+        if !refused().await.is_null() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let error = refused().await;
+    assert_eq!(error["code"], "manifest");
+    let said = error["message"].as_str().unwrap();
+    assert!(said.contains("scripted.toml: line 3, ") && said.contains("unknown field `lable`"), "{said}");
+    assert!(asked(&server, "drops").await.ends_with("by probe"), "the last good one answers");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn contradictions_are_warned_of_and_an_artifact_of_other_examples_is_left_out() {
     let text = examples(&seed(), ["yes", "no"]);
     let first = text.lines().next().unwrap().replace("\"yes\"", "\"no\"");
@@ -245,4 +297,52 @@ fn the_commands_fit_show_and_judge() {
         &["eval", fresh, "--probe", artifact, "--model", llama.to_str().unwrap()],
         "fitted on another model",
     );
+}
+
+#[test]
+fn a_table_is_fitted_to_the_probe_that_a_file_is_fitted_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (examples("one", ["yes", "no"]), examples("two", ["yes", "no"]));
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (file, gate, both) = (path("drops.jsonl"), path("gate.toml"), path("both.toml"));
+    std::fs::write(&file, &one).unwrap();
+    std::fs::write(&gate, table(&one)).unwrap();
+    std::fs::write(&both, table(&one) + &table(&two).replace("probes.drops", "probes.also")).unwrap();
+    let tiny = repository("tests/data/qwen3-tiny");
+    let tiny = tiny.to_str().unwrap();
+    let run = |arguments: &[&str]| {
+        let output = probe(&[arguments, &["--model", tiny]].concat());
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    let good = |arguments: &[&str]| {
+        let (success, said) = run(arguments);
+        assert!(success, "{said}");
+        said
+    };
+    good(&["fit", &file]);
+    let fitted = std::fs::read(path("drops.probe.json")).unwrap();
+    // To where a server looks for it.
+    good(&["fit", &gate]);
+    assert_eq!(std::fs::read(path("gate.probes/drops.probe.json")).unwrap(), fitted);
+    good(&["fit", &both, "--name", "drops"]);
+    assert_eq!(std::fs::read(path("both.probes/drops.probe.json")).unwrap(), fitted);
+    let judged = good(&["eval", &both, "--name", "also", "--probe", &path("drops.probe.json")]);
+    assert!(judged.contains("both.toml, [probes.also]: accuracy 1.000"), "{judged}");
+    let table = good(&["eval", &both, "--per-label", "4", "--json", "-"]);
+    let table: Value = serde_json::from_str(&table).unwrap();
+    assert_eq!(table["questions"].as_array().unwrap().len(), 2, "each of its probes");
+
+    std::fs::write(path("none.toml"), "fallback = 'next'").unwrap();
+    std::fs::write(path("bad.toml"), "[probes.drops]\nexamples = [{}]").unwrap();
+    for (arguments, says) in [
+        (vec!["fit", &both], "has the probes also, drops: name one with --name"),
+        (vec!["fit", &both, "--name", "nope"], "no table [probes.nope]; its probes: also, drops"),
+        (vec!["fit", &file, "--name", "drops"], "--name names a probe of a manifest"),
+        (vec!["fit", &path("none.toml")], "no table [probes.NAME]; its probes: none"),
+        (vec!["eval", &path("bad.toml")], "line 2, column 13: missing field `label`"),
+    ] {
+        let (success, said) = run(&arguments);
+        assert!(!success && said.contains(says), "{said}");
+    }
 }

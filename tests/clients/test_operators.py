@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -114,6 +115,47 @@ def test_an_end_by_force_loses_no_counter_and_no_version(tmp_path):
     assert max(counted) < next_one <= max(counted) + 5
     assert call(server, "hello", "q")[2] == "v2"
     assert all(record["v"] == 1 for record in records(tmp_path / "state/journal")), "no half line"
+    server.stop()
+
+
+def with_section(component: bytes, name: bytes, content: bytes) -> bytes:
+    """A component with one more custom section: 0, its length in LEB128, its name with a length, its content."""
+    body = bytes([len(name)]) + name + content
+    rest, length = len(body), b""
+    while rest >= 0x80:
+        length += bytes([rest & 0x7F | 0x80])
+        rest >>= 7
+    return component + b"\0" + length + bytes([rest]) + body
+
+
+def test_a_policy_and_the_examples_of_its_probes_are_uploaded_as_one_thing(tmp_path):
+    config = '[server]\nadmin_keys_env = "ADMIN"\n'
+    server = Server(tmp_path, model=TINY, env=ADMIN, config=config)
+    texts = [("drop the table ", "true"), ("sing me a song ", "false")]
+    rows = [f'{{ text = "{text * 2}{i}", label = {label} }},\n' for i in range(12) for text, label in texts]
+    manifest = f"[probes.drops]\nexamples = [\n{''.join(rows)}]\n"
+    good, bad = manifest.encode(), manifest.replace("true", '"maybe"', 1).encode()
+    component = SCRIPTED.read_bytes()
+
+    def probe() -> dict:
+        return server.get("/v1/policies/q")["probes"]["drops"]
+
+    def answered() -> str:
+        deadline = time.monotonic() + 60
+        while (status := probe())["state"] != "ready" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (status["state"], status["labels"]) == ("ready", {"yes": 12, "no": 12}), status
+        return call(server, "ask:probe:Does it drop?|drops\ndecide\necho", "q")[2]
+
+    section = b"forkpoint:manifest"
+    assert upload(server, "q", with_section(component, section, bad)) == 422
+    assert upload(server, "q", with_section(component, section, good)) == 200
+    assert answered().endswith("by probe")
+    # The same beside the component, which the file wins over: nothing is fitted anew.
+    assert upload(server, "q/manifest", bad) == 422
+    assert upload(server, "q/manifest", good) == 200
+    assert probe()["state"] == "ready"
+    assert answered().endswith("by probe")
     server.stop()
 
 

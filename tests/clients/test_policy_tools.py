@@ -63,6 +63,25 @@ def test_a_check_says_how_good_its_probes_are():
         assert f"probe        {probe}: accuracy 0." in said, said
 
 
+def test_a_check_reads_examples_from_the_manifest_too(tmp_path):
+    gate = tmp_path / "gate.wasm"
+    shutil.copy(GATE, gate)
+    said = forkpoint("policy", "check", gate, fails=True)
+    assert "neither gate.probes/shell.jsonl nor [probes.shell] in its manifest has examples" in said
+    rows = [f'{{ text = "{text}", label = {label} }}' for text, label in
+            [("ls", "true"), ("rm x", "true"), ("hello", "false"), ("a poem", "false")]]
+    tables = [f"[probes.{probe}]\nexamples = [{', '.join(rows)}]\n" for probe in ("shell", "destructive")]
+    gate.with_suffix(".toml").write_text("".join(tables))
+    said = forkpoint("policy", "check", gate)
+    assert 'warning      probe shell: label "yes" has 2 examples' in said
+    # A fitted probe counts where it was fitted to these examples.
+    shutil.copytree(GATE.with_suffix(".probes"), tmp_path / "gate.probes")
+    (tmp_path / "gate.probes/shell.jsonl").unlink()
+    said = forkpoint("policy", "check", gate, fails=True)
+    assert "probe shell: the fitted probe beside it is of other examples" in said
+    assert "[probes.destructive] and in gate.probes/destructive.jsonl: keep one" in said
+
+
 def test_a_broken_component_is_told_what_to_do(tmp_path):
     (tmp_path / "p.wasm").write_bytes(b"\0asm\1\0\0\0")
     assert "core module" in forkpoint("policy", "check", tmp_path / "p.wasm", fails=True)

@@ -1,16 +1,15 @@
 //! Labelled examples: what a probe is fitted from.
 //!
-//! A file of JSON lines. Each holds one example: a `text` (one user turn) or
-//! `messages` (a conversation), and its `label`; `family` names those that are
-//! near-copies of one another, so that none is fitted from while another is tested;
-//! `tags` are for people. A `label` of `null` marks a text that the question does not
-//! fit: never fitted from, it shows how well mass tells such texts. The first line may
-//! be `{"probe": {…}}`, a [`Header`], instead.
+//! Each is a text (one user turn) or messages (a conversation), and its label; a
+//! family names those that are near-copies of one another, so that none is fitted from
+//! while another is tested; tags are for people. One without a label is a text that
+//! the question does not fit: never fitted from, it shows how well mass tells such
+//! texts. [`Examples::parse`] reads a file of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::chat::{Conversation, Message, Role};
 use crate::decide::{Criteria, MAX_LEVELS, MAX_OPTIONS};
@@ -18,7 +17,7 @@ use crate::features::Span;
 
 /// Most examples that a probe is fitted from.
 pub const MAX_EXAMPLES: usize = 2_000;
-/// Most bytes of a file of examples.
+/// Most bytes of examples in one file.
 pub const MAX_BYTES: usize = 2 << 20;
 /// Examples of a label under which a probe is not to be trusted.
 pub const FEW: usize = 10;
@@ -49,7 +48,7 @@ impl Kind {
     }
 }
 
-/// What a file of examples says of all of them.
+/// What is said of all examples, whatever they are written in.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Header {
@@ -76,12 +75,27 @@ pub struct Example {
     pub tags: Vec<String>,
 }
 
-/// A file of examples that a probe can be fitted from.
+/// An example as it is written.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Row {
+    /// One user turn; an example has this or `messages`.
+    pub text: Option<String>,
+    /// A conversation.
+    pub messages: Option<Vec<Message>>,
+    /// None marks a text that the question does not fit.
+    pub label: Option<String>,
+    /// The name of its near-copies; left out: that of its exact copies.
+    pub family: Option<String>,
+    /// Words for people.
+    pub tags: Vec<String>,
+}
+
+/// Examples that a probe can be fitted from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Examples {
     /// The kind of question.
     pub kind: Kind,
-    /// The question in words, where the file has it.
+    /// The question in words, where it is said.
     pub question: Option<String>,
     /// Labels: of a boolean yes and no, of a score its levels in order.
     pub labels: Vec<String>,
@@ -89,16 +103,17 @@ pub struct Examples {
     pub span: Span,
     /// All of them, in order.
     pub examples: Vec<Example>,
-    /// Of the file's bytes.
+    /// Of what a probe is fitted from, however it was written: tags are no part of it, nor is where those out of
+    /// scope stand among the others.
     pub hash: u128,
     /// What a person should look at.
     pub warnings: Vec<String>,
 }
 
-/// Why a file of examples cannot be fitted from.
+/// Why examples cannot be fitted from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExamplesError {
-    /// A line is not what it should be.
+    /// A line of a file is not what it should be.
     #[error("line {line}: {message}")]
     Line {
         /// Counted from 1.
@@ -106,37 +121,21 @@ pub enum ExamplesError {
         /// What was expected and what came.
         message: String,
     },
+    /// An example is not what it should be.
+    #[error("example {number}: {message}")]
+    Example {
+        /// Its place, counted from 1.
+        number: usize,
+        /// What was expected and what came.
+        message: String,
+    },
     /// The whole is not what it should be.
     #[error("{0}")]
-    File(String),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    text: Option<String>,
-    messages: Option<Vec<Message>>,
-    #[serde(default, deserialize_with = "present")]
-    label: Option<serde_json::Value>,
-    family: Option<String>,
-    #[serde(default)]
-    tags: Vec<String>,
-}
-
-/// Tells a `null` that is written from a key that is missing.
-fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<serde_json::Value>, D::Error> {
-    serde_json::Value::deserialize(d).map(Some)
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HeaderLine {
-    probe: Header,
+    Whole(String),
 }
 
 /// An example before all labels are known.
 struct Read {
-    line: usize,
     conversation: Conversation,
     label: Option<String>,
     family: u64,
@@ -144,58 +143,50 @@ struct Read {
 }
 
 impl Examples {
-    /// Reads a file's text.
+    /// Takes examples as they are written.
     ///
     /// # Errors
-    /// Names the line and what is wrong with it, or what the whole file lacks.
-    pub fn parse(text: &str) -> Result<Self, ExamplesError> {
-        if text.len() > MAX_BYTES {
-            return Err(file(format!("{} bytes, a file of examples has at most {MAX_BYTES}", text.len())));
+    /// Names the example and what is wrong with it, or what the whole lacks.
+    pub fn new(header: Header, rows: Vec<Row>) -> Result<Self, ExamplesError> {
+        if rows.len() > MAX_EXAMPLES {
+            let count = rows.len();
+            return Err(whole(format!("{count} examples, a probe is fitted from at most {MAX_EXAMPLES}")));
         }
-        let text_of_lines = text.strip_prefix('\u{FEFF}').unwrap_or(text);
-        let mut lines =
-            text_of_lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).peekable();
-        let header = match lines.next_if(|(_, line)| is_header(line)) {
-            Some((at, line)) => {
-                serde_json::from_str::<HeaderLine>(line).map_err(|error| wrong(at, error))?.probe
-            }
-            None => Header::default(),
-        };
-        let lines: Vec<(usize, &str)> = lines.collect();
-        if lines.len() > MAX_EXAMPLES {
-            let count = lines.len();
-            return Err(file(format!("{count} examples, a probe is fitted from at most {MAX_EXAMPLES}")));
-        }
-        let read = lines.into_iter().map(|(at, line)| read_line(at, line)).collect::<Result<Vec<_>, _>>()?;
+        let wrong = |at: usize, message| ExamplesError::Example { number: at + 1, message };
+        let read = rows.into_iter().enumerate();
+        let read = read.map(|(at, row)| row.read().map_err(|message| wrong(at, message)));
+        let read = read.collect::<Result<Vec<_>, _>>()?;
         if matches!(header.span, Some(Span::Since(_) | Span::Last(0))) {
-            return Err(file("a span is \"last-user\", \"session\" or {\"last\": N}, N at least 1".into()));
+            return Err(whole("a span is \"last-user\", \"session\" or a \"last\" of at least 1".into()));
         }
         let labels = labels(&header, &read)?;
         let kind = kind(&header, &labels)?;
         let labels = if kind == Kind::Boolean { vec!["yes".into(), "no".into()] } else { labels };
         let mut examples = Vec::with_capacity(read.len());
-        for Read { line, conversation, label, family, tags } in read {
+        for (at, Read { conversation, label, family, tags }) in read.into_iter().enumerate() {
             let place = |label: String| {
                 let place = labels.iter().position(|known| *known == label);
-                place.ok_or_else(|| wrong(line, format!("label {label:?} is none of {}", labels.join(", "))))
+                place.ok_or_else(|| wrong(at, format!("label {label:?} is none of {}", labels.join(", "))))
             };
             examples.push(Example { conversation, label: label.map(place).transpose()?, family, tags });
         }
-        let mut examples = Self {
-            kind,
-            question: header.question,
-            labels,
-            span: header.span.unwrap_or(Span::LastUser),
-            examples,
-            hash: {
-                let mut hash = Xxh3::new();
-                hash.update(text.as_bytes());
-                hash.digest128()
-            },
-            warnings: Vec::new(),
-        };
+        let span = header.span.unwrap_or(Span::LastUser);
+        let (hash, warnings) = (0, Vec::new());
+        let mut examples = Self { kind, question: header.question, labels, span, examples, hash, warnings };
         examples.check()?;
+        examples.hash = examples.hashed();
         Ok(examples)
+    }
+
+    fn hashed(&self) -> u128 {
+        let rows = |labelled: bool| {
+            let rows = self.examples.iter().filter(move |row| row.label.is_some() == labelled);
+            rows.map(|row| (&row.conversation.messages, row.label, row.family))
+        };
+        let rows: Vec<_> = rows(true).chain(rows(false)).collect();
+        let all = (self.kind, &self.question, &self.labels, self.span, rows);
+        // JSON has no number, text or key here that it cannot hold.
+        xxh3_128(&serde_json::to_vec(&all).expect("examples can be written as JSON"))
     }
 
     /// How many examples each label has, in the labels' order.
@@ -235,7 +226,7 @@ impl Examples {
         let counts = self.counts();
         for (label, count) in self.labels.iter().zip(&counts) {
             if *count < 2 {
-                return Err(file(format!("label {label:?} has {count} examples, at least 2 are needed")));
+                return Err(whole(format!("label {label:?} has {count} examples, at least 2 are needed")));
             }
             if *count < FEW {
                 self.warnings.push(format!("label {label:?} has {count} examples; give it {FEW} or more"));
@@ -245,7 +236,7 @@ impl Examples {
         let families: HashSet<u64> = labelled.map(|example| example.family).collect();
         if families.len() < 2 {
             let what = "all labelled examples are of one family; what is tested must be of another than what is fitted";
-            return Err(file(what.into()));
+            return Err(whole(what.into()));
         }
         let mut seen: HashMap<String, (usize, Option<usize>)> = HashMap::new();
         let (mut copies, mut contradictions) = (0, BTreeMap::new());
@@ -274,45 +265,30 @@ impl Examples {
     }
 }
 
-fn wrong(at: usize, message: impl ToString) -> ExamplesError {
-    ExamplesError::Line { line: at + 1, message: message.to_string() }
+fn whole(message: String) -> ExamplesError {
+    ExamplesError::Whole(message)
 }
 
-fn file(message: String) -> ExamplesError {
-    ExamplesError::File(message)
-}
-
-/// Whether a line is a [`Header`] rather than an example.
-fn is_header(line: &str) -> bool {
-    serde_json::from_str::<serde_json::Value>(line).is_ok_and(|value| value.get("probe").is_some())
-}
-
-fn read_line(at: usize, line: &str) -> Result<Read, ExamplesError> {
-    let parsed: Line = serde_json::from_str(line).map_err(|error| wrong(at, error))?;
-    let messages = match (parsed.text, parsed.messages) {
-        (Some(text), None) => vec![Message::new(Role::User, text)],
-        (None, Some(messages)) => messages,
-        _ => return Err(wrong(at, "an example has either \"text\" or \"messages\"")),
-    };
-    if !messages.iter().any(|message| message.role == Role::User && !message.content.trim().is_empty()) {
-        return Err(wrong(at, "an example needs a user turn that says something"));
-    }
-    let label = match parsed.label {
-        None => return Err(wrong(at, "an example needs a \"label\"; null marks what is out of scope")),
-        Some(serde_json::Value::Null) => None,
-        Some(serde_json::Value::Bool(yes)) => Some(if yes { "yes" } else { "no" }.to_owned()),
-        Some(serde_json::Value::String(label)) if (1..=MAX_LABEL).contains(&label.len()) => Some(label),
-        Some(serde_json::Value::String(label)) => {
-            let bytes = label.len();
-            return Err(wrong(at, format!("a label has 1 to {MAX_LABEL} bytes, got {bytes}")));
+impl Row {
+    fn read(self) -> Result<Read, String> {
+        let messages = match (self.text, self.messages) {
+            (Some(text), None) => vec![Message::new(Role::User, text)],
+            (None, Some(messages)) => messages,
+            _ => return Err("an example has either \"text\" or \"messages\"".into()),
+        };
+        if !messages.iter().any(|turn| turn.role == Role::User && !turn.content.trim().is_empty()) {
+            return Err("an example needs a user turn that says something".into());
         }
-        Some(other) => return Err(wrong(at, format!("a label is a string, a boolean or null, got {other}"))),
-    };
-    // Without a family, an example and its exact copies are one.
-    let name = parsed.family.unwrap_or_else(|| messages.iter().map(|m| m.content.as_str()).collect());
-    let family = xxhash_rust::xxh3::xxh3_64(name.as_bytes());
-    let conversation = Conversation { messages, tools: Vec::new() };
-    Ok(Read { line: at, conversation, label, family, tags: parsed.tags })
+        if let Some(bytes) =
+            self.label.as_ref().map(String::len).filter(|bytes| !(1..=MAX_LABEL).contains(bytes))
+        {
+            return Err(format!("a label has 1 to {MAX_LABEL} bytes, got {bytes}"));
+        }
+        // Without a family, an example and its exact copies are one.
+        let name = self.family.unwrap_or_else(|| messages.iter().map(|turn| turn.content.as_str()).collect());
+        let conversation = Conversation { messages, tools: Vec::new() };
+        Ok(Read { conversation, label: self.label, family: xxh3_64(name.as_bytes()), tags: self.tags })
+    }
 }
 
 /// All labels, in order.
@@ -327,12 +303,12 @@ fn labels(header: &Header, read: &[Read]) -> Result<Vec<String>, ExamplesError> 
     }
     let distinct: HashSet<_> = labels.iter().collect();
     if distinct.len() < labels.len() {
-        return Err(file(format!("a label is there twice among {}", labels.join(", "))));
+        return Err(whole(format!("a label is there twice among {}", labels.join(", "))));
     }
     match labels.len() {
-        0 => Err(file("there are no labelled examples".into())),
+        0 => Err(whole("there are no labelled examples".into())),
         1 => {
-            Err(file(format!("all examples have the label {:?}; at least two labels are needed", labels[0])))
+            Err(whole(format!("all examples have the label {:?}; at least two labels are needed", labels[0])))
         }
         _ => Ok(labels),
     }
@@ -344,101 +320,17 @@ fn kind(header: &Header, labels: &[String]) -> Result<Kind, ExamplesError> {
     let kind = header.kind.unwrap_or(if yes_no { Kind::Boolean } else { Kind::Choice });
     match kind {
         Kind::Boolean if !yes_no => {
-            Err(file(format!("a boolean has the labels yes and no, got {}", labels.join(", "))))
+            Err(whole(format!("a boolean has the labels yes and no, got {}", labels.join(", "))))
         }
         Kind::Score if header.labels.as_ref().is_none_or(Vec::is_empty) => {
-            Err(file("a score needs \"labels\" in its first line, lowest level first".into()))
+            Err(whole("a score needs \"labels\", lowest level first".into()))
         }
         Kind::Score if labels.len() > MAX_LEVELS => {
-            Err(file(format!("a score has at most {MAX_LEVELS} levels, got {}", labels.len())))
+            Err(whole(format!("a score has at most {MAX_LEVELS} levels, got {}", labels.len())))
         }
         Kind::Choice if labels.len() > MAX_OPTIONS => {
-            Err(file(format!("a choice has at most {MAX_OPTIONS} labels, got {}", labels.len())))
+            Err(whole(format!("a choice has at most {MAX_OPTIONS} labels, got {}", labels.len())))
         }
         kind => Ok(kind),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lines(rows: &[(&str, &str)]) -> String {
-        rows.iter().map(|(text, label)| format!("{{\"text\": {text:?}, \"label\": {label}}}\n")).collect()
-    }
-
-    const FOUR: &[(&str, &str)] =
-        &[("ls", "\"yes\""), ("hello", "\"no\""), ("restart it", "true"), ("a poem", "false")];
-
-    #[test]
-    fn yes_and_no_make_a_boolean_and_a_header_is_heeded() {
-        let examples = Examples::parse(&lines(FOUR)).unwrap();
-        assert_eq!((examples.kind, examples.counts()), (Kind::Boolean, vec![2, 2]));
-        assert_eq!(examples.span, Span::LastUser);
-        assert_eq!(examples.warnings.len(), 2, "few of either: {:?}", examples.warnings);
-        let header = r#"{"probe": {"kind": "score", "labels": ["no", "yes"], "span": {"last": 4}}}"#;
-        let examples = Examples::parse(&format!("{header}\n{}", lines(FOUR))).unwrap();
-        assert_eq!(
-            (examples.kind, examples.labels.as_slice()),
-            (Kind::Score, ["no", "yes"].map(String::from).as_slice())
-        );
-        assert_eq!((examples.span, examples.examples[0].label), (Span::Last(4), Some(1)));
-    }
-
-    #[test]
-    fn what_cannot_be_fitted_is_named() {
-        let error = |text: &str| Examples::parse(text).unwrap_err().to_string();
-        let cases = [
-            (String::new(), "there are no labelled examples"),
-            (
-                lines(&[("a", "\"x\""), ("b", "\"x\"")]),
-                "all examples have the label \"x\"; at least two labels are needed",
-            ),
-            (
-                lines(&[("a", "\"x\""), ("b", "\"x\""), ("c", "\"y\"")]),
-                "label \"y\" has 1 examples, at least 2 are needed",
-            ),
-            (
-                "{\"text\": \"a\"}".into(),
-                "line 1: an example needs a \"label\"; null marks what is out of scope",
-            ),
-            ("\n{\"label\": \"x\"}".into(), "line 2: an example has either \"text\" or \"messages\""),
-            (lines(&[("", "\"x\"")]), "line 1: an example needs a user turn that says something"),
-            (lines(&[("a", "3")]), "line 1: a label is a string, a boolean or null, got 3"),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(error(&text), expected);
-        }
-        assert!(
-            error("{\"text\": \"a\", \"label\": \"x\", \"lable\": 1}")
-                .starts_with("line 1: unknown field `lable`")
-        );
-        assert!(error("not json").starts_with("line 1: "));
-        let score = format!("{{\"probe\": {{\"kind\": \"score\"}}}}\n{}", lines(FOUR));
-        assert!(error(&score).contains("lowest level first"));
-        let family: String = FOUR
-            .iter()
-            .map(|(text, label)| format!("{{\"text\": {text:?}, \"label\": {label}, \"family\": \"x\"}}\n"))
-            .collect();
-        assert!(error(&family).contains("all labelled examples are of one family"));
-        for span in ["{\"last\": 0}", "{\"since\": 3}"] {
-            let text = format!("{{ \"probe\": {{\"span\": {span}}}}}\n{}", lines(FOUR));
-            assert!(error(&text).contains("a span is"), "{}", error(&text));
-        }
-        let many = lines(&vec![("a", "\"x\""); MAX_EXAMPLES + 1]);
-        assert!(error(&many).contains("at most 2000"), "{}", error(&many));
-        assert!(error(&" ".repeat(MAX_BYTES + 1)).contains("a file of examples has at most"));
-    }
-
-    #[test]
-    fn copies_and_contradictions_are_warned_of() {
-        let mut rows = FOUR.to_vec();
-        rows.extend([("LS ", "\"no\""), ("hello", "\"no\""), ("noise", "null")]);
-        let examples = Examples::parse(&lines(&rows)).unwrap();
-        let said = examples.warnings.join("\n");
-        assert!(said.contains("1 texts stand under two labels; the first are examples 1 and 5"), "{said}");
-        assert!(said.contains("1 examples are there twice"), "{said}");
-        assert_eq!(examples.examples[6].label, None);
-        assert_eq!(examples.examples[1].family, examples.examples[5].family);
     }
 }

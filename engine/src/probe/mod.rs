@@ -13,11 +13,12 @@ mod compact;
 mod examples;
 mod fit;
 mod learn;
+mod lines;
 mod quality;
 mod scope;
 
 pub use artifact::{ArtifactError, MAX_ARTIFACT, Probe};
-pub use examples::{Example, Examples, ExamplesError, FEW, Header, Kind, MAX_BYTES, MAX_EXAMPLES};
+pub use examples::{Example, Examples, ExamplesError, FEW, Header, Kind, MAX_BYTES, MAX_EXAMPLES, Row};
 pub use learn::{Evaluation, Labelled, Learned, ProbeError};
 pub use quality::{LabelReads, Quality, calibration_error};
 

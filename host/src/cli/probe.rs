@@ -2,8 +2,9 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use forkpoint_engine::Engine;
 use forkpoint_engine::probe::{Examples, LabelReads, Probe, layer};
@@ -11,6 +12,7 @@ use forkpoint_engine::probe::{Examples, LabelReads, Probe, layer};
 use super::files::{read_file, write_file};
 use super::serve::ModelArgs;
 use super::{LogFormat, on_runtime, start_log};
+use crate::policy::Manifest;
 use crate::probe::judge::{Table, Trial, judge};
 use crate::serve::load_model;
 
@@ -21,14 +23,17 @@ pub(super) enum ProbeCommand {
 Examples:
   forkpoint probe fit plugins/shell-gate.probes/shell.jsonl
   forkpoint probe fit shell.jsonl --out shell.probe.json --model ./model.gguf
+  forkpoint probe fit plugins/my-policy.toml --name shell
 
-A server does this by itself for the examples beside a policy. docs/probes.md has the format of the files.")]
+A server does this by itself for the examples that a policy ships. docs/probes.md has the format of the files, and of the
+tables that a policy's manifest may hold instead.")]
     Fit(FitArgs),
     /// Say how well probes answer, on examples that they were not fitted from.
     #[command(after_help = "\
 Examples:
   forkpoint probe eval shell.jsonl                     fit one half of the families, judge by the other
   forkpoint probe eval tests/data/probes/*.jsonl --curve 5,10,20,40 --json table.json
+  forkpoint probe eval plugins/my-policy.toml          each probe of a manifest
   forkpoint probe eval fresh.jsonl --probe shell.probe.json")]
     Eval(EvalArgs),
     /// Say what a fitted probe was fitted from and how good it is.
@@ -41,9 +46,12 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(super) struct FitArgs {
-    /// Labelled examples, as JSON lines.
+    /// Labelled examples, as JSON lines, or a policy's manifest NAME.toml that holds some.
     examples: PathBuf,
-    /// Where the probe goes [default: the examples' name with .probe.json].
+    /// Of a manifest, the probe to fit [default: the only one].
+    #[arg(long, value_name = "PROBE")]
+    name: Option<String>,
+    /// Where the probe goes [default: the examples' name with .probe.json; of a manifest NAME.probes/PROBE.probe.json].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Examples that label reads answer too, for comparison, where the file has the question; 0 for none.
@@ -55,9 +63,12 @@ pub(super) struct FitArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct EvalArgs {
-    /// Files of labelled examples, as JSON lines.
+    /// Files of labelled examples, as JSON lines, and policies' manifests that hold some.
     #[arg(required = true)]
     examples: Vec<PathBuf>,
+    /// Of manifests, the probe to judge [default: all of them].
+    #[arg(long, value_name = "PROBE")]
+    name: Option<String>,
     /// Judge this probe on all examples, rather than fit half of them.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["curve", "per_label", "repeats"])]
     probe: Option<PathBuf>,
@@ -92,12 +103,18 @@ impl ProbeCommand {
 }
 
 async fn fit(args: FitArgs) -> Result<()> {
-    let examples = read_examples(&args.examples)?;
+    let sets = read_examples(&args.examples, args.name.as_deref())?;
+    let [set] = <[Set; 1]>::try_from(sets).map_err(|sets| {
+        let names: Vec<&str> = sets.iter().map(|set| set.name.as_str()).collect();
+        let (path, names) = (args.examples.display(), names.join(", "));
+        anyhow!("{path} has the probes {names}: name one with --name")
+    })?;
+    let (place, examples) = (set.artifact(), set.examples);
     for warning in &examples.warnings {
         eprintln!("warning: {warning}");
     }
     let (_, engine) = load_model(&args.model.into_config()?.model).await?;
-    let mut progress = Progress::new(&args.examples, examples.examples.len());
+    let mut progress = Progress::new(&set.name, examples.examples.len());
     let read = engine.read_labels(&examples, args.label_reads).await.unwrap_or_else(|error| {
         eprintln!("warning: label reads were not measured: {error}");
         None
@@ -107,7 +124,14 @@ async fn fit(args: FitArgs) -> Result<()> {
     progress.end();
     let mut probe = tokio::task::spawn_blocking(move || learned.fit()).await.context("the fit broke off")?;
     probe.quality.label_reads = reads;
-    let out = args.out.unwrap_or_else(|| args.examples.with_extension("probe.json"));
+    let out = match args.out {
+        Some(out) => out,
+        None => {
+            let folder = place.parent().unwrap_or(Path::new("."));
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            place
+        }
+    };
     write_file(&out, probe.to_json().as_bytes())?;
     if out != Path::new("-") {
         print(&describe(&probe))?;
@@ -117,12 +141,12 @@ async fn fit(args: FitArgs) -> Result<()> {
 }
 
 async fn eval(args: EvalArgs) -> Result<()> {
-    let files = args.examples.iter().map(|path| Ok((path.clone(), read_examples(path)?)));
-    let files: Vec<(PathBuf, Examples)> = files.collect::<Result<_>>()?;
+    let sets = args.examples.iter().map(|path| read_examples(path, args.name.as_deref()));
+    let sets: Vec<Set> = sets.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     let probe = args.probe.as_deref().map(read_probe).transpose()?;
     let (_, engine) = load_model(&args.model.into_config()?.model).await?;
     if let Some(probe) = probe {
-        return eval_probe(&engine, &probe, files, args.json.as_deref()).await;
+        return eval_probe(&engine, &probe, sets, args.json.as_deref()).await;
     }
     let trial = Trial {
         per_label: args.per_label.into(),
@@ -130,12 +154,13 @@ async fn eval(args: EvalArgs) -> Result<()> {
         repeats: args.repeats,
         label_reads: args.label_reads,
     };
-    let mut questions = Vec::with_capacity(files.len());
-    for (path, examples) in files {
-        let mut progress = Progress::new(&path, examples.examples.len());
-        let judged = judge(&engine, &stem(&path), examples, &trial, |done| progress.show(done)).await;
+    let mut questions = Vec::with_capacity(sets.len());
+    for set in sets {
+        let title = set.title();
+        let mut progress = Progress::new(&set.name, set.examples.examples.len());
+        let judged = judge(&engine, &set.name, set.examples, &trial, |done| progress.show(done)).await;
         progress.end();
-        questions.push(judged.with_context(|| path.display().to_string())?);
+        questions.push(judged.context(title)?);
     }
     let table = Table::new(&engine, &trial, questions);
     match args.json {
@@ -148,23 +173,19 @@ async fn eval(args: EvalArgs) -> Result<()> {
 }
 
 /// Judges a probe that is there already.
-async fn eval_probe(
-    engine: &Engine,
-    probe: &Probe,
-    files: Vec<(PathBuf, Examples)>,
-    out: Option<&Path>,
-) -> Result<()> {
+async fn eval_probe(engine: &Engine, probe: &Probe, sets: Vec<Set>, out: Option<&Path>) -> Result<()> {
     let model = engine.model();
     if !probe.fits(model) || probe.layer != layer(model.layers) {
         bail!("the probe was fitted on another model than {}", model.name);
     }
-    let mut evaluations = Vec::with_capacity(files.len());
-    for (path, examples) in files {
+    let mut evaluations = Vec::with_capacity(sets.len());
+    for set in sets {
+        let (title, examples) = (set.title(), set.examples);
         if examples.labels.len() != probe.labels.len() || probe.check(&examples.criteria()).is_err() {
             let (got, expected) = (examples.labels.join(", "), probe.labels.join(", "));
-            bail!("{} has the labels {got}, the probe {expected}", path.display());
+            bail!("{title} has the labels {got}, the probe {expected}");
         }
-        let mut progress = Progress::new(&path, examples.examples.len());
+        let mut progress = Progress::new(&set.name, examples.examples.len());
         // What it reads is the probe's to say.
         let examples = Examples { span: probe.span, ..examples.relabelled(&probe.labels) };
         let learned = engine.learn(examples, |done| progress.show(done)).await?;
@@ -173,8 +194,7 @@ async fn eval_probe(
         let quality = &evaluation.quality;
         if out != Some(Path::new("-")) {
             print(&format!(
-                "{}: accuracy {:.3} (majority {:.3}), ECE {:.3}, Brier {:.3}{}\n",
-                path.display(),
+                "{title}: accuracy {:.3} (majority {:.3}), ECE {:.3}, Brier {:.3}{}\n",
                 quality.accuracy,
                 quality.majority,
                 quality.ece,
@@ -182,7 +202,7 @@ async fn eval_probe(
                 quality.scope.map_or(String::new(), |scope| format!(", scope {scope:.3}"))
             ))?;
         }
-        evaluations.push(serde_json::json!({ "file": path, "evaluation": evaluation }));
+        evaluations.push(serde_json::json!({ "file": title, "evaluation": evaluation }));
     }
     match out {
         Some(path) => write_file(path, &json(&evaluations)?),
@@ -196,10 +216,57 @@ fn json(value: &impl serde::Serialize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn read_examples(path: &Path) -> Result<Examples> {
+/// Examples of one probe.
+struct Set {
+    /// The probe's name: the file's or the table's.
+    name: String,
+    /// The file that they are in.
+    path: PathBuf,
+    /// The file is a manifest, and they are one of its tables.
+    table: bool,
+    examples: Examples,
+}
+
+impl Set {
+    /// What people call it.
+    fn title(&self) -> String {
+        let path = self.path.display();
+        if self.table { format!("{path}, [probes.{}]", self.name) } else { path.to_string() }
+    }
+
+    /// Where a server looks for the probe that is fitted to them.
+    fn artifact(&self) -> PathBuf {
+        if self.table {
+            self.path.with_extension("probes").join(format!("{}.probe.json", self.name))
+        } else {
+            self.path.with_extension("probe.json")
+        }
+    }
+}
+
+/// The examples of a file of JSON lines; of a manifest those of each probe, or of one.
+fn read_examples(path: &Path, name: Option<&str>) -> Result<Vec<Set>> {
+    let shown = || path.display().to_string();
     let bytes = read_file(path)?;
     let text = String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8", path.display()))?;
-    Examples::parse(&text).with_context(|| path.display().to_string())
+    let set = |name, table, examples| Set { name, path: path.to_owned(), table, examples };
+    if path.extension().is_none_or(|extension| extension != "toml") {
+        if name.is_some() {
+            bail!("--name names a probe of a manifest, NAME.toml; {} is none", path.display());
+        }
+        return Ok(vec![set(stem(path), false, Examples::parse(&text).with_context(shown)?)]);
+    }
+    let tables = Manifest::parse(&text).with_context(shown)?.probes;
+    let there: Vec<String> = tables.keys().cloned().collect();
+    let tables = tables.into_iter().filter(|(probe, _)| name.is_none_or(|name| name == probe));
+    let sets: Vec<Set> =
+        tables.map(|(probe, examples)| set(probe, true, Arc::unwrap_or_clone(examples))).collect();
+    if sets.is_empty() {
+        let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+        let name = name.unwrap_or("NAME");
+        bail!("{} has no table [probes.{name}]; its probes: {there}", path.display());
+    }
+    Ok(sets)
 }
 
 fn read_probe(path: &Path) -> Result<Probe> {
@@ -258,8 +325,8 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(path: &Path, total: usize) -> Self {
-        Self { name: stem(path), total, shown: std::io::stderr().is_terminal() }
+    fn new(name: &str, total: usize) -> Self {
+        Self { name: name.to_owned(), total, shown: std::io::stderr().is_terminal() }
     }
 
     fn show(&mut self, done: usize) {

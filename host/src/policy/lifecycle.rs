@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::entry::Entry;
 use super::loader::{self, LoadCode, LoadError};
-use super::manifest::{MAX_MANIFEST, Manifest};
+use super::manifest::Manifest;
 use super::publish::{blocking, read_manifest};
 use super::registry::Candidate;
 use super::state_dir::Standing;
@@ -77,12 +77,14 @@ impl Policies {
     pub async fn describe(&self, name: &str, manifest: Bytes) -> Result<Option<PolicyStatus>, ChangeError> {
         named(name)?;
         let shared = &self.shared;
-        let refused = |message: String| LoadError::new(LoadCode::Manifest, message);
-        if manifest.len() as u64 > MAX_MANIFEST {
-            return Err(refused(format!("{} bytes, the most is {MAX_MANIFEST}", manifest.len())).into());
-        }
-        let text = std::str::from_utf8(&manifest).map_err(|error| refused(error.to_string()))?;
-        let read = Manifest::parse(text).map_err(|error| refused(error.to_string()))?;
+        let bytes = manifest.clone();
+        // Thousands of examples take a while to read.
+        let read = blocking(move || {
+            let refused = |message: String| LoadError::new(LoadCode::Manifest, message);
+            let text = std::str::from_utf8(&bytes).map_err(|error| refused(error.to_string()))?;
+            Manifest::parse(text).map_err(|error| refused(error.to_string()))
+        });
+        let read = read.await?;
         // Also one that waits: it names the component that it waits for.
         shared.options.signers.judge(name, Some(&read))?;
         let path = shared.options.dir.join(format!("{name}.wasm"));

@@ -21,20 +21,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
+use forkpoint_engine::Examples;
+use forkpoint_engine::probe::MAX_BYTES;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::capabilities::{Capabilities, Names};
 use super::limits::SomeLimits;
+use super::probe_tables::ProbeTables;
 use super::settings::{Fallback, is_policy_name};
+use super::share::Share;
 use super::signature::{Keys, Signature};
 
 /// The custom section of a component that may hold its manifest.
 pub const MANIFEST_SECTION: &str = "forkpoint:manifest";
 
-/// Longest manifest, in bytes.
-pub(super) const MAX_MANIFEST: u64 = 64 << 10;
+/// Longest manifest, in bytes: the examples of a probe may be in it.
+pub(super) const MAX_MANIFEST: u64 = MAX_BYTES as u64;
 
 /// A policy's manifest.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -71,6 +76,12 @@ pub struct Manifest {
     /// Values that the policy reads with `config(key)`.
     #[serde(deserialize_with = "values")]
     pub config: BTreeMap<String, String>,
+    /// Examples of probes, by the probe's name.
+    #[serde(skip)]
+    pub probes: BTreeMap<String, Arc<Examples>>,
+    /// The same as they are written, until the manifest is read.
+    #[serde(rename = "probes")]
+    probe_tables: ProbeTables,
     /// As it was read.
     #[serde(skip)]
     pub(super) text: String,
@@ -94,46 +105,6 @@ pub struct Canary {
 impl Canary {
     /// Calls before a share of failures says anything.
     pub const ENOUGH: u64 = 20;
-}
-
-/// A share from 0 to 1. In TOML `true` is 1 and `false` 0.
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize)]
-pub struct Share(f64);
-
-impl Share {
-    /// Nothing.
-    pub const NONE: Self = Self(0.0);
-    /// Everything.
-    pub const ALL: Self = Self(1.0);
-
-    /// The share, from 0 to 1.
-    #[must_use]
-    pub fn get(self) -> f64 {
-        self.0
-    }
-
-    /// Whether a hash, even over all 64 bits, falls into the share.
-    #[must_use]
-    pub fn holds(self, hash: u64) -> bool {
-        // 53 bits are what a double can tell apart.
-        ((hash >> 11) as f64) < self.0 * (1u64 << 53) as f64
-    }
-}
-
-impl<'de> Deserialize<'de> for Share {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "expected a share from 0 to 1, true or false")]
-        enum Written {
-            All(bool),
-            Number(f64),
-        }
-        match Written::deserialize(deserializer)? {
-            Written::All(all) => Ok(Self(f64::from(u8::from(all)))),
-            Written::Number(share) if (0.0..=1.0).contains(&share) => Ok(Self(share)),
-            Written::Number(share) => Err(D::Error::custom(format!("a share is from 0 to 1, got {share}"))),
-        }
-    }
 }
 
 /// Why a manifest is refused.
@@ -164,6 +135,10 @@ impl Manifest {
     /// # Errors
     /// Where a key does not exist or a value cannot be.
     pub fn parse(text: &str) -> Result<Self, ManifestError> {
+        if text.len() as u64 > MAX_MANIFEST {
+            let message = format!("{} bytes, a manifest has at most {MAX_MANIFEST}", text.len());
+            return Err(ManifestError::at(text, 0, message));
+        }
         let mut manifest: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
             ManifestError::at(text, at, error.message().replace('\n', " "))
@@ -174,6 +149,7 @@ impl Manifest {
                 return Err(Self::at_signature(text, "a signature is for the component that sha256 pins"));
             }
         }
+        manifest.probes = std::mem::take(&mut manifest.probe_tables).read(text)?;
         text.clone_into(&mut manifest.text);
         Ok(manifest)
     }
@@ -407,16 +383,10 @@ mod tests {
             assert!(error.message.contains(says), "{text}: {error}");
             assert_eq!((error.line, error.column), place, "{text}: {error}");
         }
-    }
-
-    #[test]
-    fn a_share_holds_its_share_of_hashes() {
-        let tenth: Manifest = Manifest::parse("shadow = 0.1").unwrap();
-        let share = tenth.shadow.unwrap();
-        let hashes = (0..10_000u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let held = hashes.filter(|hash| share.holds(*hash)).count();
-        assert!((900..1100).contains(&held), "{held}");
-        assert!(!Share::NONE.holds(0));
-        assert!(Manifest::parse("shadow = true").unwrap().shadow.unwrap().holds(u64::MAX));
+        let most = usize::try_from(MAX_MANIFEST).unwrap();
+        assert_eq!(Manifest::parse(&" ".repeat(most)).unwrap().probes.len(), 0);
+        let error = Manifest::parse(&" ".repeat(most + 1)).unwrap_err();
+        assert_eq!((error.line, error.column), (1, 1));
+        assert!(error.message.contains("a manifest has at most 2097152"), "{error}");
     }
 }

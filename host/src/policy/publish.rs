@@ -24,6 +24,7 @@ use super::store::KeyValue;
 use super::warm::WarmPart;
 use super::watch::{Change, MANIFEST, PROBES};
 use super::{CANARY_WALL, Shared};
+use crate::probe::shipped::Origin;
 
 /// What a load came to.
 enum Loaded {
@@ -227,8 +228,9 @@ impl Shared {
         let probes = match &self.shelf {
             Some(shelf) => {
                 let folder = self.options.dir.join(format!("{name}{PROBES}"));
+                let origin = Origin::new(folder, source.manifest.as_ref());
                 let before = there[0].as_ref().and_then(|now| now.probes.clone()).unwrap_or_default();
-                Some(Arc::new(shelf.load(name, folder, &before).await))
+                Some(Arc::new(shelf.load(name, origin, &before).await))
             }
             None => None,
         };

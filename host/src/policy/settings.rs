@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::capabilities::{Capabilities, Grant, Names};
 use super::limits::{Limits, SomeLimits};
-use super::manifest::{Canary, Manifest, Share, values};
+use super::manifest::{Canary, Manifest, values};
+use super::share::Share;
 use super::signature::Signers;
 use crate::journal::Journal;
 use crate::traces::Traces;

@@ -7,8 +7,9 @@ use serde::Serialize;
 use super::capabilities::Capabilities;
 use super::limits::Limits;
 use super::loader::LoadCode;
-use super::manifest::{Canary, Share};
+use super::manifest::Canary;
 use super::settings::Fallback;
+use super::share::Share;
 use crate::probe::ProbeStatus;
 
 /// Whether a policy is served.

@@ -25,7 +25,8 @@ use super::settings::{PolicyRules, PolicySettings, is_policy_name};
 use super::signature::Signers;
 use super::trace::Step;
 use super::warm::WarmPart;
-use super::watch::MANIFEST;
+use super::watch::{MANIFEST, PROBES};
+use crate::probe::shipped::Origin;
 
 /// Most bytes of a component's file.
 const MAX_FILE: u64 = 64 << 20;
@@ -65,6 +66,7 @@ pub struct Workbench {
     version: Arc<Published>,
     imports: Vec<String>,
     compiled: Duration,
+    origin: Origin,
 }
 
 impl Workbench {
@@ -92,6 +94,8 @@ impl Workbench {
         let compiled = start.elapsed();
         check_contract(source.manifest.as_ref(), &linked.contract)?;
         let imports = linked.imports;
+        let folder = path.with_file_name(format!("{name}{PROBES}"));
+        let origin = Origin::new(folder, source.manifest.as_ref());
         let version = Arc::new(Published {
             name: name.into(),
             hash: source.hash,
@@ -104,7 +108,7 @@ impl Workbench {
             settings: Arc::new(settings),
             warm: WarmPart::new(&runtime.warm),
         });
-        Ok(Self { runtime, version, imports, compiled })
+        Ok(Self { runtime, version, imports, compiled, origin })
     }
 
     /// The policy's name: the file's, without `.wasm`.
@@ -147,6 +151,11 @@ impl Workbench {
     #[must_use]
     pub fn settings(&self) -> &PolicySettings {
         &self.version.settings
+    }
+
+    /// Where its probes come from.
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// Empties its store and puts these values there.

@@ -2,5 +2,6 @@
 
 pub(crate) mod judge;
 pub(crate) mod shelf;
+pub(crate) mod shipped;
 
 pub use shelf::{ProbeState, ProbeStatus};

@@ -1,26 +1,25 @@
 //! The probes of a server's policies: found beside them, fitted in the background, kept.
 //!
-//! A policy's examples are the files `name.probes/<probe>.jsonl`. A probe that was fitted to them on this model, from
-//! beside them (`<probe>.probe.json`) or from the cache, answers at once; else label reads answer until it is fitted.
-//! A probe whose examples changed answers on until the new one is fitted, and when that fails.
+//! A probe that was fitted to a policy's examples on this model, from beside them or from the cache, answers at once;
+//! else label reads answer until it is fitted. A probe whose examples changed answers on until the new one is fitted,
+//! and when that fails.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forkpoint_engine::probe::{self, Examples, MAX_ARTIFACT, MAX_BYTES, Probe, ProbeError, Quality};
+use forkpoint_engine::probe::{self, Examples, Probe, ProbeError, Quality};
 use forkpoint_engine::{Engine, Question, Rung};
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::shipped::{Origin, read_artifact};
+
 /// Examples that label reads answer too, to compare.
 const LABEL_READS: usize = 40;
-/// Most probes that a policy may ship.
-const MAX_PROBES: usize = 16;
 /// How often a fit is looked at that nobody may wait for any more.
 const GIVEN_UP: Duration = Duration::from_millis(500);
 /// How much worse than label reads a probe may seem before it is warned of: the noise of so few examples.
@@ -65,7 +64,7 @@ struct State {
 /// A probe to be fitted.
 struct Fit {
     entry: Arc<Entry>,
-    examples: Examples,
+    examples: Arc<Examples>,
 }
 
 /// Whether a probe answers.
@@ -170,24 +169,24 @@ impl Shelf {
 
     /// Reads a policy's examples. What did not change stays as it was `before`, what is new is taken from beside them,
     /// from the cache, or fitted.
-    pub(crate) async fn load(&self, policy: &str, folder: PathBuf, before: &Probes) -> Probes {
-        let read = tokio::task::spawn_blocking(move || read_folder(&folder)).await.unwrap_or_default();
+    pub(crate) async fn load(&self, policy: &str, origin: Origin, before: &Probes) -> Probes {
+        let read = tokio::task::spawn_blocking(move || origin.read()).await.unwrap_or_default();
         let layer = probe::layer(self.engine.model().layers);
         let kept = if read.is_empty() { Ok(()) } else { self.engine.keep_hidden(&[layer]).await };
         let mut now = Probes::new();
-        for (name, file) in read {
+        for (name, shipped) in read {
             let old = before.get(&name);
-            let source = file.examples.as_ref().map(|examples| examples.hash).map_err(Clone::clone);
-            let shipped = file.examples.as_ref().ok().and_then(|examples| {
+            let source = shipped.examples.as_ref().map(|examples| examples.hash).map_err(Clone::clone);
+            let fitted = shipped.examples.as_ref().ok().and_then(|examples| {
                 let cached = self.cache.as_deref().map(|cache| cache.join(self.file_name(examples)));
                 let cached = cached.and_then(|path| read_artifact(&path));
                 let fits = |probe: &Probe| probe.layer == layer && self.fits(probe, examples);
-                [file.artifact, cached].into_iter().flatten().find(fits)
+                [shipped.artifact, cached].into_iter().flatten().find(fits)
             });
             // What failed is tried again, and what waits for a fit need not where one is shipped.
             let settled = |old: &Entry| match old.status().state {
                 ProbeState::Ready => true,
-                ProbeState::Fitting => shipped.is_none(),
+                ProbeState::Fitting => fitted.is_none(),
                 ProbeState::Failed => source.is_err(),
             };
             if let Some(old) = old.filter(|old| old.source == source && settled(old)) {
@@ -196,7 +195,8 @@ impl Shelf {
             }
             // An older probe answers on where it answers the same question.
             let older = old.and_then(|old| old.probe()).filter(|probe| {
-                file.examples
+                shipped
+                    .examples
                     .as_ref()
                     .map_or(true, |new| new.kind == probe.kind && new.labels == probe.labels)
             });
@@ -212,10 +212,10 @@ impl Shelf {
             };
             let full = format!("{policy}/{name}");
             let mut fit = None;
-            match (file.examples, &kept) {
+            match (shipped.examples, &kept) {
                 (Ok(examples), Ok(())) => {
                     state.describe(&examples);
-                    match shipped {
+                    match fitted {
                         Some(probe) => state.answer_with(&full, probe),
                         None => {
                             state.fitting = true;
@@ -315,7 +315,7 @@ impl Fit {
     async fn run(self, engine: &Engine, cache: Option<&Path>) {
         let Self { entry, examples } = self;
         let name = entry.name.as_str();
-        // A newer file has taken its place.
+        // Newer examples have taken its place.
         if Arc::strong_count(&entry) == 1 {
             return;
         }
@@ -323,7 +323,7 @@ impl Fit {
         tracing::info!(target: "policy", probe = name, examples = all, "fitting");
         let fitted = async {
             let progress = |done| entry.fitted.store(done, Relaxed);
-            let learned = engine.learn(examples.clone(), progress).await?;
+            let learned = engine.learn(Examples::clone(&examples), progress).await?;
             let mut probe = behind_others(move || learned.fit()).await?;
             entry.state().probe = Some(Arc::new(probe.clone()));
             match engine.read_labels(&examples, LABEL_READS).await {
@@ -383,67 +383,6 @@ async fn behind_others<T: Send + 'static>(
         })
         .map_err(|error| broken(error.to_string()))?;
     receiver.await.map_err(|_| broken("its thread ended".into()))
-}
-
-/// What lies under one name.
-struct File {
-    examples: Result<Examples, String>,
-    /// A probe that was shipped beside them.
-    artifact: Option<Probe>,
-}
-
-fn read_folder(folder: &Path) -> BTreeMap<String, File> {
-    let mut files = BTreeMap::new();
-    // Most policies have no such folder.
-    let Ok(entries) = std::fs::read_dir(folder) else { return files };
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    paths.sort();
-    for path in paths {
-        let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jsonl")) else {
-            continue;
-        };
-        if !crate::policy::is_policy_name(name) {
-            tracing::warn!(target: "policy", ?path, "not a probe: its name is 1 to 64 of a-z, 0-9, - and _");
-            continue;
-        }
-        if files.len() == MAX_PROBES {
-            tracing::warn!(target: "policy", ?folder, "more than {MAX_PROBES} probes: the rest is left out");
-            break;
-        }
-        let artifact = read_artifact(&folder.join(format!("{name}.probe.json")));
-        files.insert(name.to_owned(), File { examples: read_examples(&path), artifact });
-    }
-    files
-}
-
-fn read_examples(path: &Path) -> Result<Examples, String> {
-    let text = read_text(path, MAX_BYTES)?;
-    Examples::parse(&text).map_err(|error| error.to_string())
-}
-
-/// A fitted probe; a file that is none is as good as absent, and said so.
-fn read_artifact(path: &Path) -> Option<Probe> {
-    if !path.exists() {
-        return None;
-    }
-    let read = read_text(path, MAX_ARTIFACT);
-    let read = read.and_then(|text| Probe::from_json(&text).map_err(|error| error.to_string()));
-    read.inspect_err(|error| tracing::warn!(target: "policy", ?path, error, "left out")).ok()
-}
-
-/// A file's text, of so many bytes at most and not from a pipe that never ends.
-fn read_text(path: &Path, most: usize) -> Result<String, String> {
-    let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
-    if !metadata.is_file() {
-        return Err("not a file".to_owned());
-    }
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let mut text = String::new();
-    file.take(most as u64 + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if text.len() > most {
-        return Err(format!("{} bytes, the most is {most}", metadata.len()));
-    }
-    Ok(text)
 }
 
 /// A name that says what a probe was fitted from and on.

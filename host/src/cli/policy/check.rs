@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkpoint_engine::{Examples, Message, Probe, Role};
+use forkpoint_engine::{Message, Probe, Role};
 use serde_json::{Value, json};
 
 use super::{code_cache, pair, print, table};
@@ -62,7 +62,7 @@ impl CheckArgs {
         };
         let session = OfflineSession::holding(&request.messages, Arc::new(Even));
         let step = bench.call(&request, session).await;
-        let report = Report::new(&bench, &step, &self.component);
+        let report = Report::new(&bench, &step);
         if self.json {
             print(&format!("{:#}\n", report.to_json(&bench, &step)))?;
         } else {
@@ -85,7 +85,7 @@ struct Report {
 }
 
 impl Report {
-    fn new(bench: &Workbench, step: &Step, component: &std::path::Path) -> Self {
+    fn new(bench: &Workbench, step: &Step) -> Self {
         let mut faults: Vec<String> =
             step.fault.iter().map(|fault| format!("the sample call ended with {fault}")).collect();
         let mut warnings = missing_capabilities(bench);
@@ -102,30 +102,37 @@ impl Report {
             warnings.push("has no description: a manifest beside it tells operators what it does".to_owned());
         }
         let named = step.decisions.iter().flat_map(|decision| decision.probes.iter().flatten());
-        let folder = component.with_extension("probes");
         let mut probes: Vec<&String> = named.collect();
         probes.sort();
         probes.dedup();
-        let quality = probes.iter().filter_map(|probe| {
-            let fitted = std::fs::read_to_string(folder.join(format!("{probe}.probe.json"))).ok()?;
-            let quality = Probe::from_json(&fitted).ok()?.quality;
-            Some(format!(
-                "{probe}: accuracy {:.2}, ECE {:.3}, cross-validated",
-                quality.accuracy, quality.ece
-            ))
-        });
-        let quality = quality.collect();
+        // Read only where one is asked.
+        let shipped = if probes.is_empty() { BTreeMap::new() } else { bench.origin().read() };
+        let mut quality = Vec::new();
         for probe in probes {
-            let path = folder.join(format!("{probe}.jsonl"));
-            match std::fs::read_to_string(&path) {
-                Err(error) => faults.push(format!("asks the probe {probe}: {}: {error}", path.display())),
-                Ok(text) => match Examples::parse(&text) {
-                    Err(error) => faults.push(format!("the examples of {probe}: {error}")),
-                    Ok(examples) => {
-                        warnings
-                            .extend(examples.warnings.iter().map(|what| format!("probe {probe}: {what}")));
-                    }
-                },
+            let Some(found) = shipped.get(probe) else {
+                let file = bench.origin().file(probe);
+                faults.push(format!(
+                    "asks the probe {probe}: neither {file} nor [probes.{probe}] in its manifest has examples"
+                ));
+                continue;
+            };
+            let examples = match &found.examples {
+                Ok(examples) => examples,
+                Err(error) => {
+                    faults.push(format!("the probe {probe}: {error}"));
+                    continue;
+                }
+            };
+            warnings.extend(examples.warnings.iter().map(|what| format!("probe {probe}: {what}")));
+            match &found.artifact {
+                Some(Probe { quality: fitted, examples: of, .. }) if *of == examples.hash => {
+                    let (accuracy, ece) = (fitted.accuracy, fitted.ece);
+                    quality.push(format!("{probe}: accuracy {accuracy:.2}, ECE {ece:.3}, cross-validated"));
+                }
+                Some(_) => warnings.push(format!(
+                    "probe {probe}: the fitted probe beside it is of other examples; fit it again, or remove it"
+                )),
+                None => {}
             }
         }
         Self { faults, warnings, probes: quality }
