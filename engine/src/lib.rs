@@ -46,6 +46,7 @@ pub mod model;
 pub mod probe;
 mod schedule;
 mod session;
+mod shared;
 pub mod template;
 pub mod tokenizer;
 mod words;

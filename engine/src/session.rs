@@ -7,11 +7,11 @@ use tokio::sync::mpsc;
 
 use crate::chat::{Conversation, Message, Role, tools_turn};
 use crate::decide::{self, Answer, Question};
-use crate::engine::{Resident, Shared};
 use crate::error::EngineError;
 use crate::features::Span;
 use crate::generate::{Completion, Event, Generation, Sampling};
 use crate::schedule::{Base, Found, Suffix, Wanted, Write};
+use crate::shared::{Resident, Shared};
 use crate::words::Words;
 
 /// Where a session's tokens came from, and what was computed on it.

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use crate::chat::{Conversation, Message, Role};
 use crate::decide::{self, Question};
-use crate::engine::{Engine, Shared};
+use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::shared::Shared;
 
 /// Stands for a question while the turn around it is rendered.
 const PLACEHOLDER: &str = "forkpoint-question-placeholder";
