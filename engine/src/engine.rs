@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use forkpoint_kernels::{KvPrecision, cpu::Cpu};
@@ -19,8 +18,6 @@ use crate::model::Llama;
 use crate::schedule::{Base, Command, Gauges, Limits, Scheduler};
 use crate::session::{Session, Usage};
 use crate::shared::Shared;
-use crate::template::ChatTemplate;
-use crate::tokenizer::Tokenizer;
 
 /// Pages that a session and a decision on it need at the very least.
 const LEAST_PAGES: usize = 8;
