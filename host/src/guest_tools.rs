@@ -131,7 +131,10 @@ fn with_world(core: &[u8], wit: Wit<'_>) -> Result<Vec<u8>, GuestToolError> {
 
 fn encode(module: &[u8], preview1: Option<&[u8]>) -> anyhow::Result<Vec<u8>> {
     // What cannot be read is for the encoder to refuse.
-    let roomy = room::with_room(module).ok().flatten();
+    let roomy = room::with_room(module).unwrap_or_else(|error| {
+        tracing::debug!(%error, "a module gets no room");
+        None
+    });
     let module = roomy.as_deref().unwrap_or(module);
     let mut encoder = ComponentEncoder::default().validate(true).debug_names(false).module(module)?;
     if let Some(preview1) = preview1 {
@@ -259,6 +262,26 @@ mod tests {
         let core = r#"(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32))))"#;
         let error = componentize(core.as_bytes(), false, Wit::Text(CONTRACT)).unwrap_err().to_string();
         assert!(error.contains("--adapt"), "{error}");
+    }
+
+    #[test]
+    fn a_module_that_grows_gets_room_with_and_without_wasi() {
+        let core = r#"(module
+            (import "wasi_snapshot_preview1" "sched_yield" (func $yield (result i32)))
+            (global (mut i32) (i32.const 0))
+            (memory (export "memory") 3)
+            (func (export "add") (param i32 i32) (result i32)
+                (i32.add (memory.grow (local.get 0)) (call $yield))))"#;
+        for component in [
+            componentize(core.as_bytes(), true, Wit::Text(ADDER)).unwrap(),
+            componentize_without_wasi(core.as_bytes(), Wit::Text(ADDER)).unwrap(),
+        ] {
+            let memories = wasmparser::Parser::new(0).parse_all(&component).filter_map(|payload| {
+                let wasmparser::Payload::MemorySection(section) = payload.unwrap() else { return None };
+                Some(section.into_iter().next().unwrap().unwrap().initial)
+            });
+            assert!(memories.into_iter().any(|pages| pages == 19));
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use forkpoint::author::sign::SigningKey;
 use serde_json::{Value, json};
 use server::{Subject, repository};
 
@@ -243,6 +244,33 @@ async fn probes_can_be_switched_off() {
     let body = json!({ "state": "Hello.", "questions": { "q": question } });
     assert!(server.ask("/v1/systemone", body).await.text.contains("probes are switched off"));
     assert_eq!(server.metric("forkpoint_engine_hidden_state_bytes", "").await, 0.0);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signed_table_is_answered_by_what_the_server_fitted_alone() {
+    let key = SigningKey::read(SigningKey::generate().unwrap().as_bytes()).unwrap();
+    let manifest = table(&examples(&seed(), ["yes", "no"]));
+    let signed = key.sign("scripted", &std::fs::read(repository(SCRIPTED)).unwrap(), &manifest).unwrap();
+    let server = Subject::with_policies(&[SCRIPTED], |config| {
+        config.plugins.signers.insert("author".to_owned(), key.public());
+        let dir = &config.plugins.dir;
+        describe(dir, &manifest);
+        let tiny = repository("tests/data/qwen3-tiny");
+        let fit = ["fit", dir.join("scripted.toml").to_str().unwrap(), "--model", tiny.to_str().unwrap()]
+            .map(str::to_owned);
+        assert!(probe(&fit.each_ref().map(String::as_str)).status.success());
+        // Whoever can write into the folder can make it say anything.
+        let artifact = dir.join("scripted.probes/drops.probe.json");
+        let mut forged: Value = serde_json::from_slice(&std::fs::read(&artifact).unwrap()).unwrap();
+        forged["quality"]["accuracy"] = json!(0.125);
+        std::fs::write(artifact, forged.to_string()).unwrap();
+    })
+    .await;
+    let forged = until(&server, "drops", |status| status["state"] == "ready").await;
+    assert_eq!(forged["quality"]["accuracy"], 0.125, "an unsigned manifest takes it");
+    describe(server.plugins.path(), &signed);
+    until(&server, "drops", |status| status["quality"]["accuracy"].as_f64() > Some(0.9)).await;
     server.stop().await;
 }
 

@@ -356,7 +356,7 @@ pub trait Backend: Sized {
         outputs: &mut [(&Self::Matrix, &mut Self::Rows)],
     );
 
-    /// `to += x · Wᵀ`: the residual.
+    /// `to += x · Wᵀ`: the residual. `to` has as many rows as `x`, and keeps them.
     fn linear_add(
         &mut self,
         x: Operand<'_, Self>,
@@ -369,7 +369,7 @@ pub trait Backend: Sized {
     fn bias(&mut self, x: &mut Self::Rows, bias: &Self::Vector);
 
     /// Turns each head of row `i`'s query and key by `positions[i]`, and writes the key and the value to `slots[i]`
-    /// of a layer, in the arena's precision.
+    /// of a layer, in the arena's precision. All three have a row for each position and slot, and keep them.
     fn rope_store(&mut self, place: &Place<'_>, qkv: [&mut Self::Rows; 3], kv: &mut Self::Kv, layer: usize);
 
     /// Softmax attention of each row over its session's pages.

@@ -220,27 +220,42 @@ fn extremes_of_bytes_do_not_saturate() {
 
 #[test]
 fn several_matrices_in_one_call() {
+    use forkpoint_kernels::Rounding::{Coarse, Fine};
     let mut random = Random(2);
     for path in paths() {
         for threads in [1, 2, 3] {
             let mut cpu = Cpu::with_path(path, threads).unwrap();
             let k = 256;
-            let matrices: Vec<_> =
-                [(Format::Q4_1, 40), (Format::F32, 17), (Format::Q6K, 90), (Format::Q8_0, 1)]
-                    .map(|(format, n)| {
-                        let data = matrix_bytes(format, n, k, &mut random);
-                        cpu.matrix(&HostMatrix::new(format, n, k, &data).unwrap()).unwrap()
-                    })
-                    .into();
-            for m in [1, 40] {
-                let x = random.activations(m * k);
-                let alone: Vec<_> = matrices.iter().map(|matrix| linear(&mut cpu, matrix, &x)).collect();
-                let x = rows(&mut cpu, &x, k);
-                let mut out: Vec<_> = matrices.iter().map(|matrix| cpu.rows(m, matrix.outputs())).collect();
-                let mut pairs: Vec<_> = matrices.iter().zip(&mut out).collect();
-                cpu.linear(Operand::Rows(&x), forkpoint_kernels::Rounding::Coarse, &mut pairs);
-                for (out, alone) in out.iter().zip(&alone) {
-                    assert_eq!(all(&cpu, out), *alone);
+            let shapes = [
+                (Format::Q4_1, 40),
+                (Format::F32, 17),
+                (Format::Q6K, 90),
+                (Format::BF16, 30),
+                (Format::Q8_0, 1),
+            ];
+            let matrices = shapes.map(|(format, n)| {
+                let data = matrix_bytes(format, n, k, &mut random);
+                cpu.matrix(&HostMatrix::new(format, n, k, &data).unwrap()).unwrap()
+            });
+            let gain = cpu.vector(&random.activations(k));
+            for (m, rounding) in [(1, Coarse), (1, Fine), (70, Coarse), (70, Fine)] {
+                let [x, up] = [(); 2].map(|()| rows(&mut cpu, &random.activations(m * k), k));
+                for operand in [
+                    Operand::Rows(&x),
+                    Operand::Norm { x: &x, gain: &gain, eps: 1e-5 },
+                    Operand::Gate { activation: Activation::GeluTanh, gate: &x, up: &up },
+                ] {
+                    let alone = matrices.each_ref().map(|matrix| {
+                        let mut out = cpu.rows(m, matrix.outputs());
+                        cpu.linear(operand, rounding, &mut [(matrix, &mut out)]);
+                        all(&cpu, &out)
+                    });
+                    let mut out = matrices.each_ref().map(|matrix| cpu.rows(m, matrix.outputs()));
+                    let mut pairs: Vec<_> = matrices.iter().zip(&mut out).collect();
+                    cpu.linear(operand, rounding, &mut pairs);
+                    for (out, alone) in out.iter().zip(&alone) {
+                        assert!(all(&cpu, out) == *alone, "{path:?}, {m} rows, {threads} threads");
+                    }
                 }
             }
         }

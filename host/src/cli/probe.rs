@@ -113,6 +113,9 @@ async fn fit(args: FitArgs) -> Result<()> {
     for warning in &examples.warnings {
         eprintln!("warning: {warning}");
     }
+    if set.signed {
+        eprintln!("warning: the manifest is signed and the fitted probe is not: servers fit their own");
+    }
     let (_, engine) = load_model(&args.model.into_config()?.model).await?;
     let mut progress = Progress::new(&set.name, examples.examples.len());
     let read = engine.read_labels(&examples, args.label_reads).await.unwrap_or_else(|error| {
@@ -224,6 +227,8 @@ struct Set {
     path: PathBuf,
     /// The file is a manifest, and they are one of its tables.
     table: bool,
+    /// The manifest is signed.
+    signed: bool,
     examples: Examples,
 }
 
@@ -234,7 +239,7 @@ impl Set {
         if self.table { format!("{path}, [probes.{}]", self.name) } else { path.to_string() }
     }
 
-    /// Where a server looks for the probe that is fitted to them.
+    /// Where a server looks for the probe that is fitted to them, unless the manifest is signed.
     fn artifact(&self) -> PathBuf {
         if self.table {
             self.path.with_extension("probes").join(format!("{}.probe.json", self.name))
@@ -249,18 +254,20 @@ fn read_examples(path: &Path, name: Option<&str>) -> Result<Vec<Set>> {
     let shown = || path.display().to_string();
     let bytes = read_file(path)?;
     let text = String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8", path.display()))?;
-    let set = |name, table, examples| Set { name, path: path.to_owned(), table, examples };
+    let set = |name, examples| Set { name, path: path.to_owned(), table: false, signed: false, examples };
     if path.extension().is_none_or(|extension| extension != "toml") {
         if name.is_some() {
             bail!("--name names a probe of a manifest, NAME.toml; {} is none", path.display());
         }
-        return Ok(vec![set(stem(path), false, Examples::parse(&text).with_context(shown)?)]);
+        return Ok(vec![set(stem(path), Examples::parse(&text).with_context(shown)?)]);
     }
-    let tables = Manifest::parse(&text).with_context(shown)?.probes;
+    let Manifest { probes: tables, signature, .. } = Manifest::parse(&text).with_context(shown)?;
     let there: Vec<String> = tables.keys().cloned().collect();
     let tables = tables.into_iter().filter(|(probe, _)| name.is_none_or(|name| name == probe));
-    let sets: Vec<Set> =
-        tables.map(|(probe, examples)| set(probe, true, Arc::unwrap_or_clone(examples))).collect();
+    let signed = signature.is_some();
+    let of_table =
+        |(probe, examples)| Set { table: true, signed, ..set(probe, Arc::unwrap_or_clone(examples)) };
+    let sets: Vec<Set> = tables.map(of_table).collect();
     if sets.is_empty() {
         let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
         let name = name.unwrap_or("NAME");

@@ -1,10 +1,10 @@
 //! Memory that a policy has from its start, in place of memory that it grows.
 //!
 //! An instance serves one call. Where it grows its memory, the host changes the pages' protection, and changes it back
-//! when the instance ends; with two or three growths this costs more than all the rest of a short call. Languages'
-//! allocators grow for their first allocation, whatever the memory's size is. So a module's memory is made larger by
-//! [`ROOM`], and its instructions `memory.grow` and `memory.size` become calls of two functions that hand out the room
-//! first. What the module sees is what it would have seen.
+//! when the instance ends, which is a good part of a short call. Languages' allocators grow for their first allocation,
+//! whatever the memory's size is. So a module's memory is made larger by [`ROOM`], and its instructions `memory.grow` and
+//! `memory.size` become calls of two functions that hand out the room first. The sizes that the module sees are those
+//! that it would have seen; an access beyond them, which would have trapped, finds zeros within the room.
 
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
@@ -294,6 +294,17 @@ mod tests {
         assert_eq!(pages(&roomy), 18);
         assert_eq!((roomy.grow(10), pages(&roomy)), ((2, 12), 18));
         assert_eq!((roomy.grow(8), pages(&roomy)), ((12, 20), 20));
+    }
+
+    #[test]
+    fn beyond_its_memory_a_module_finds_the_room() {
+        let loads = GROWS.replace("(memory.size)", "(memory.size) (drop (i32.load (i32.const 131072)))");
+        let roomy = with_room(&wat::parse_str(&loads).unwrap()).unwrap().unwrap();
+        let end = |module: &[u8]| {
+            let mut grown = Grown::of(module);
+            grown.size.call(&mut grown.store, ()).ok()
+        };
+        assert_eq!((end(loads.as_bytes()), end(&roomy)), (None, Some(2)));
     }
 
     #[test]

@@ -71,6 +71,7 @@ struct Unlabelled {
 struct Turn {
     role: Role,
     content: String,
+    #[serde(default, deserialize_with = "json")]
     tool_calls: Option<serde_json::Value>,
     tool_call_id: Option<String>,
 }
@@ -136,6 +137,27 @@ impl From<Turn> for Message {
     fn from(Turn { role, content, tool_calls, tool_call_id }: Turn) -> Self {
         Self { role, content, tool_calls, tool_call_id }
     }
+}
+
+/// What JSON can say; a date, or a number that is none, would become something else.
+fn json<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<serde_json::Value>, D::Error> {
+    fn of(value: toml::Value) -> Result<serde_json::Value, String> {
+        Ok(match value {
+            toml::Value::String(text) => text.into(),
+            toml::Value::Integer(number) => number.into(),
+            toml::Value::Boolean(yes) => yes.into(),
+            toml::Value::Float(number) if number.is_finite() => number.into(),
+            toml::Value::Float(_) | toml::Value::Datetime(_) => {
+                return Err(format!("expected what JSON can say, got {value}"));
+            }
+            toml::Value::Array(values) => values.into_iter().map(of).collect::<Result<Vec<_>, _>>()?.into(),
+            toml::Value::Table(table) => {
+                let entries = table.into_iter().map(|(key, value)| Ok((key, of(value)?)));
+                serde_json::Value::Object(entries.collect::<Result<_, String>>()?)
+            }
+        })
+    }
+    of(toml::Value::deserialize(deserializer)?).map(Some).map_err(serde::de::Error::custom)
 }
 
 impl<'de> Deserialize<'de> for OutOfScope {
@@ -259,6 +281,8 @@ out_of_scope = [
             (shell("role = \"user\", content = \"is", "role = \"usr\", content = \"is"), (9, 18), "`usr`"),
             (shell("content = \"is it up?\"", "content = \"is it up?\", name = \"x\""), (9, 49), "`name`"),
             (shell("family = \"kitchen\"", "label = \"no\""), (18, 68), "unknown field `label`"),
+            (shell("arguments = \"{}\"", "arguments = 2026-01-01"), (10, 58), "JSON can say, got 2026-01-01"),
+            (shell("id = \"1\"", "id = nan"), (10, 58), "what JSON can say, got nan"),
             (shell("\"is it a web server?\"", "7"), (17, 5), "a text, or a table"),
             (shell("\"is it a web server?\"", "''"), (17, 5), "needs a user turn"),
             (shell("probes.shell", "probes.\"a b\""), (2, 9), "\"a b\" cannot be a probe's name"),

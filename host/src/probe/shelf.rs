@@ -52,6 +52,8 @@ pub(crate) struct Entry {
 struct State {
     /// What answers; none leaves it to label reads.
     probe: Option<Arc<Probe>>,
+    /// It came with the policy, and this server did not fit it.
+    given: bool,
     fitting: bool,
     error: Option<String>,
     warnings: Vec<String>,
@@ -175,13 +177,13 @@ impl Shelf {
         let kept = if read.is_empty() { Ok(()) } else { self.engine.keep_hidden(&[layer]).await };
         let mut now = Probes::new();
         for (name, shipped) in read {
-            let old = before.get(&name);
+            let old = before.get(&name).filter(|old| !(shipped.signed && old.state().given));
             let source = shipped.examples.as_ref().map(|examples| examples.hash).map_err(Clone::clone);
             let fitted = shipped.examples.as_ref().ok().and_then(|examples| {
                 let cached = self.cache.as_deref().map(|cache| cache.join(self.file_name(examples)));
-                let cached = cached.and_then(|path| read_artifact(&path));
-                let fits = |probe: &Probe| probe.layer == layer && self.fits(probe, examples);
-                [shipped.artifact, cached].into_iter().flatten().find(fits)
+                let cached = cached.and_then(|path| read_artifact(&path)).map(|probe| (probe, false));
+                let fits = |(probe, _): &(Probe, bool)| probe.layer == layer && self.fits(probe, examples);
+                [shipped.artifact.map(|probe| (probe, true)), cached].into_iter().flatten().find(fits)
             });
             // What failed is tried again, and what waits for a fit need not where one is shipped.
             let settled = |old: &Entry| match old.status().state {
@@ -201,6 +203,7 @@ impl Shelf {
                     .map_or(true, |new| new.kind == probe.kind && new.labels == probe.labels)
             });
             let mut state = State {
+                given: older.is_some() && old.is_some_and(|old| old.state().given),
                 probe: older,
                 question: None,
                 fitting: false,
@@ -216,7 +219,7 @@ impl Shelf {
                 (Ok(examples), Ok(())) => {
                     state.describe(&examples);
                     match fitted {
-                        Some(probe) => state.answer_with(&full, probe),
+                        Some((probe, given)) => state.answer_with(&full, probe, given),
                         None => {
                             state.fitting = true;
                             fit = Some(examples);
@@ -294,7 +297,7 @@ impl State {
         self.warnings.clone_from(&examples.warnings);
     }
 
-    fn answer_with(&mut self, name: &str, probe: Probe) {
+    fn answer_with(&mut self, name: &str, probe: Probe, given: bool) {
         let quality = &probe.quality;
         if let Some(reads) = quality.label_reads
             && quality.accuracy + SLACK < reads.accuracy
@@ -307,7 +310,7 @@ impl State {
             tracing::warn!(target: "policy", probe = name, "{warning}");
             self.warnings.push(warning);
         }
-        (self.probe, self.fitting) = (Some(Arc::new(probe)), false);
+        (self.probe, self.given, self.fitting) = (Some(Arc::new(probe)), given, false);
     }
 }
 
@@ -325,7 +328,10 @@ impl Fit {
             let progress = |done| entry.fitted.store(done, Relaxed);
             let learned = engine.learn(Examples::clone(&examples), progress).await?;
             let mut probe = behind_others(move || learned.fit()).await?;
-            entry.state().probe = Some(Arc::new(probe.clone()));
+            {
+                let mut state = entry.state();
+                (state.probe, state.given) = (Some(Arc::new(probe.clone())), false);
+            }
             match engine.read_labels(&examples, LABEL_READS).await {
                 Ok(read) => probe.quality.label_reads = read.map(|read| read.quality(&examples)),
                 // Of a model that reads no labels, or examples that leave the question no room.
@@ -349,7 +355,7 @@ impl Fit {
                 {
                     tracing::warn!(target: "policy", probe = name, %error, "the fitted probe is not kept");
                 }
-                entry.state().answer_with(name, probe);
+                entry.state().answer_with(name, probe, false);
             }
             Err(error) => {
                 tracing::warn!(target: "policy", probe = name, %error, "not fitted");

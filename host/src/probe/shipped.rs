@@ -28,6 +28,8 @@ pub(crate) struct Shipped {
     pub(crate) examples: Result<Arc<Examples>, String>,
     /// A probe that was shipped beside them.
     pub(crate) artifact: Option<Probe>,
+    /// The examples are signed: no probe that anybody else fitted stands for them.
+    pub(crate) signed: bool,
 }
 
 impl Origin {
@@ -41,7 +43,7 @@ impl Origin {
     pub(crate) fn read(&self) -> BTreeMap<String, Shipped> {
         let table = |(name, examples): (&String, &Arc<Examples>)| {
             let artifact = if self.signed { None } else { self.artifact(name) };
-            (name.clone(), Shipped { examples: Ok(Arc::clone(examples)), artifact })
+            (name.clone(), Shipped { examples: Ok(Arc::clone(examples)), artifact, signed: self.signed })
         };
         let mut shipped: BTreeMap<String, Shipped> = self.tables.iter().map(table).collect();
         // Most policies have no such folder.
@@ -59,7 +61,7 @@ impl Origin {
             }
             if self.tables.contains_key(name) {
                 let examples = Err(self.twice(name));
-                shipped.insert(name.to_owned(), Shipped { examples, artifact: None });
+                shipped.insert(name.to_owned(), Shipped { examples, artifact: None, signed: false });
                 continue;
             }
             if shipped.len() == MAX_PROBES {
@@ -67,7 +69,8 @@ impl Origin {
                 continue;
             }
             let examples = read_examples(&path).map(Arc::new);
-            shipped.insert(name.to_owned(), Shipped { examples, artifact: self.artifact(name) });
+            let artifact = self.artifact(name);
+            shipped.insert(name.to_owned(), Shipped { examples, artifact, signed: false });
         }
         if !left_out.is_empty() {
             tracing::warn!(target: "policy", ?left_out, "a policy has at most {MAX_PROBES} probes");

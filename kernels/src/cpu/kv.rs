@@ -265,6 +265,40 @@ mod tests {
     }
 
     #[test]
+    fn what_is_stored_does_not_depend_on_the_threads() {
+        for precision in KvPrecision::ALL {
+            let shape = KvShape { head_dim: 64, pages: 8, precision, ..SHAPE };
+            let run = |threads: usize| {
+                let mut kv = Kv::new(shape).unwrap();
+                let numbers = |width: usize| {
+                    let mut rows = Rows::new(128, width);
+                    rows.set_len(128);
+                    let all = rows.as_mut_slice().iter_mut().enumerate();
+                    all.for_each(|(i, v)| *v = ((i * 37) % 201) as f32 - 100.0);
+                    rows
+                };
+                let (mut q, mut k, mut v) = (numbers(6 * 64), numbers(2 * 64), numbers(2 * 64));
+                let rope = Rope {
+                    frequencies: (0..32).map(|i| 0.8f32.powi(i)).collect(),
+                    pairing: RopePairing::Halves,
+                };
+                let positions: Vec<u32> = (0..128).collect();
+                let slots: Vec<Slot> = (0..128).map(|p| Slot { page: p / 16, offset: p % 16 }).collect();
+                let mut angles = Angles::default();
+                angles.compute(&positions, &rope);
+                let place = Place { positions: &positions, rope: &rope, slots: &slots };
+                let qkv = [&mut q, &mut k, &mut v];
+                rope_store(Path::Scalar, &mut Pool::new(threads), &place, &angles, qkv, &mut kv, 1);
+                (q.as_slice().to_vec(), k.as_slice().to_vec(), kv.data.as_slice().to_vec())
+            };
+            let alone = run(1);
+            assert!(alone.2.iter().any(|&bits| bits != 0));
+            // More than there are heads, too.
+            assert!(run(2) == alone && run(5) == alone, "{precision:?}");
+        }
+    }
+
+    #[test]
     fn a_page_takes_the_bytes_that_its_shape_says() {
         for precision in KvPrecision::ALL {
             for head_dim in [16, 48, 64, 128, 256] {

@@ -40,8 +40,6 @@ struct Output {
     start: *mut f32,
     stride: usize,
     lanes: usize,
-    /// They are added to what is there.
-    adds: bool,
 }
 
 impl Output {
@@ -146,23 +144,22 @@ fn product(
         start: unsafe { out.ptr().add(run.start * out.width() + panel * LANES) },
         stride: out.width(),
         lanes: LANES.min(matrix.outputs() - panel * LANES),
-        adds,
     };
     // SAFETY: each panel and run is handed out once, so nobody else writes these
-    // outputs, which `linear` borrows mutably; a `Cpu` takes a path only if the
-    // processor has it.
+    // outputs, which `linear` borrows mutably; rows hold numbers from the start, so
+    // they can be added to; a `Cpu` takes a path only if the processor has it.
     unsafe {
         by_packing!(matrix.format(), P => {
             let kernel = |input: Input<'_, QBlock>, output| quantised::<P>(path, weights, input, output);
-            activations.blocks.multiply(run, output, kernel);
+            activations.blocks.multiply(run, output, adds, kernel);
         }, _ => {
             #[cfg(target_arch = "x86_64")]
             if (path, matrix.format()) == (Path::Avx512Bf16, Format::BF16) {
                 let kernel = |input: Input<'_, u32>, output| avx512bf16::pairs(weights, input, output);
-                return activations.pairs.multiply(run, output, kernel);
+                return activations.pairs.multiply(run, output, adds, kernel);
             }
             let kernel = |input: Input<'_, f32>, output| plain(path, matrix.format(), weights, input, output);
-            activations.plain.multiply(run, output, kernel);
+            activations.plain.multiply(run, output, adds, kernel);
         });
     }
 }

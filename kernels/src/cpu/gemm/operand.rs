@@ -191,20 +191,23 @@ impl<'a, T> Rounded<'a, T> {
         Self { coarse: &buffer[..all], fine, of_row }
     }
 
-    /// Multiplies a run of rows: the coarse ones, and then what they rounded off.
+    /// Multiplies a run of rows: the coarse ones, and then what they rounded off. The
+    /// sums are put, or added where it `adds`.
     ///
     /// # Safety
-    /// As for [`Output::put`], for all of the run's rows; `kernel` puts each.
+    /// As for [`Output::put`], or [`Output::add`], for all of the run's rows; `kernel`
+    /// puts each.
     pub(super) unsafe fn multiply(
         self,
         run: Range<usize>,
         output: Output,
+        adds: bool,
         kernel: impl Fn(Input<'_, T>, Output),
     ) {
         let (rows, stride) = (run.len(), self.of_row);
         let elements = run.start * stride..run.end * stride;
         let coarse = Input { data: &self.coarse[elements.clone()], stride, rows };
-        if self.fine.is_empty() && !output.adds {
+        if self.fine.is_empty() && !adds {
             return kernel(coarse, output);
         }
         let mut sums = Aside::NEW;
@@ -221,7 +224,7 @@ impl<'a, T> Rounded<'a, T> {
         }
         for (row, sums) in sums.iter().enumerate() {
             // SAFETY: the caller's promise.
-            unsafe { if output.adds { output.add(row, sums) } else { output.put(row, sums) } }
+            unsafe { if adds { output.add(row, sums) } else { output.put(row, sums) } }
         }
     }
 }
@@ -233,7 +236,7 @@ impl Aside {
     const NEW: Self = Self([MaybeUninit::uninit(); ROWS]);
 
     fn output(&mut self) -> Output {
-        Output { start: self.0.as_mut_ptr().cast(), stride: LANES, lanes: LANES, adds: false }
+        Output { start: self.0.as_mut_ptr().cast(), stride: LANES, lanes: LANES }
     }
 
     /// # Safety
