@@ -14,6 +14,7 @@ use super::convert;
 use super::fault::FaultKind;
 use super::limits::Limits;
 use super::offline::OfflineSession;
+use super::opening::Opening;
 use super::plan::RouteRequest;
 use super::sessions::{NoSession, Sessions};
 use super::settings::PolicySettings;
@@ -28,38 +29,67 @@ const BYTES_PER_TOKEN: usize = 8;
 /// What stands behind a guest's `session`.
 #[expect(unreachable_pub, reason = "the bindings re-export it")]
 pub enum Place {
-    /// A session of the engine.
-    Engine(Session),
+    /// A session of the engine, opened by the first call that needs it.
+    Engine(Opening),
     /// One without an engine.
     Offline(OfflineSession),
 }
 
 impl Place {
-    /// The engine's session, if there is one.
-    pub(super) fn into_session(self) -> Option<Session> {
+    /// What the engine has for it; nothing without one.
+    pub(super) fn into_opening(self) -> Option<Opening> {
         match self {
-            Self::Engine(session) => Some(session),
+            Self::Engine(opening) => Some(opening),
             Self::Offline(_) => None,
         }
     }
 
+    /// The engine's session, if it is open.
+    pub(super) fn into_session(self) -> Option<Session> {
+        self.into_opening().and_then(Opening::into_session)
+    }
+
+    /// Why the engine could not open it, if it was asked to.
+    pub(super) fn failure(&self) -> Option<&EngineError> {
+        match self {
+            Self::Engine(opening) => opening.failure(),
+            Self::Offline(_) => None,
+        }
+    }
+
+    /// Whether a call finds it open.
+    pub(super) fn is_open(&self) -> bool {
+        match self {
+            Self::Engine(opening) => opening.session().is_some(),
+            Self::Offline(_) => true,
+        }
+    }
+
+    pub(super) async fn open(&mut self) -> Result<(), Refusal> {
+        match self {
+            Self::Engine(opening) => Ok(opening.open().await.map(|_| ())?),
+            Self::Offline(_) => Ok(()),
+        }
+    }
+
+    /// Nothing where it is not open.
     pub(super) fn usage(&self) -> Usage {
         match self {
-            Self::Engine(session) => session.usage(),
+            Self::Engine(opening) => opening.usage().unwrap_or_default(),
             Self::Offline(session) => session.usage(),
         }
     }
 
-    pub(super) async fn fork(&self) -> Result<Self, Refusal> {
+    pub(super) async fn fork(&mut self) -> Result<Self, Refusal> {
         Ok(match self {
-            Self::Engine(session) => Self::Engine(session.fork().await?),
+            Self::Engine(opening) => Self::Engine(opening.open().await?.fork().await?.into()),
             Self::Offline(session) => Self::Offline(session.fork()?),
         })
     }
 
-    pub(super) async fn append(&mut self, messages: &[Message]) -> Result<u32, EngineError> {
+    pub(super) async fn append(&mut self, messages: &[Message]) -> Result<u32, Refusal> {
         match self {
-            Self::Engine(session) => session.append(messages).await,
+            Self::Engine(opening) => Ok(opening.open().await?.append(messages).await?),
             Self::Offline(session) => Ok(session.append(messages)),
         }
     }
@@ -72,7 +102,8 @@ impl Place {
         probes: &[Option<Arc<Probe>>],
     ) -> Result<Vec<Answer>, Refusal> {
         match self {
-            Self::Engine(session) => Ok(session.decide_by(questions, probes).await?),
+            Self::Engine(_) if questions.is_empty() => Ok(Vec::new()),
+            Self::Engine(opening) => Ok(opening.open().await?.decide_by(questions, probes).await?),
             Self::Offline(session) => {
                 let names = names.iter().map(Option::as_deref);
                 let questions: Vec<_> = questions.iter().zip(names).collect();
@@ -83,7 +114,7 @@ impl Place {
 
     pub(super) async fn draft(&mut self, sampling: Sampling) -> Result<Completion, Refusal> {
         match self {
-            Self::Engine(session) => Ok(session.draft(sampling).await?),
+            Self::Engine(opening) => Ok(opening.open().await?.draft(sampling).await?),
             Self::Offline(session) => Ok(session.draft(sampling.max_tokens)?),
         }
     }
@@ -125,9 +156,15 @@ pub enum Refusal {
     Trap(wasmtime::Error),
 }
 
+impl From<&EngineError> for Refusal {
+    fn from(error: &EngineError) -> Self {
+        Self::Failure(convert::failure_out(error))
+    }
+}
+
 impl From<EngineError> for Refusal {
     fn from(error: EngineError) -> Self {
-        Self::Failure(convert::failure_out(&error))
+        Self::from(&error)
     }
 }
 
@@ -328,12 +365,25 @@ impl State {
         Ok(())
     }
 
-    pub(super) async fn ask(
+    /// Opens the session behind a handle, unless it is open.
+    pub(super) async fn open(&mut self, on: &Resource<Place>) -> Result<(), Refusal> {
+        let place = self.sessions.get_mut(on)?;
+        if place.is_open() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let opened = place.open().await;
+        self.waited += start.elapsed();
+        opened
+    }
+
+    /// Makes questions ready to be asked, and opens the session for them. What can be refused before is.
+    pub(super) async fn admit<'a>(
         &mut self,
         on: &Resource<Place>,
-        questions: &[Question],
+        questions: &'a [Question],
         names: &[Option<String>],
-    ) -> Result<Vec<Answer>, Refusal> {
+    ) -> Result<Admitted<'a>, Refusal> {
         let (asked, more) = (self.used.decisions, questions.len() as u64);
         if asked + more > self.limits.decisions {
             return budget(format!(
@@ -353,8 +403,6 @@ impl State {
         let entries: Vec<Option<Arc<Entry>>> = entries
             .collect::<Result<_, String>>()
             .map_err(|what| Refusal::Failure(engine::Failure::Invalid(what)))?;
-        let probes: Vec<Option<Arc<Probe>>> =
-            entries.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
         let questions = if entries.iter().all(Option::is_none) {
             Cow::Borrowed(questions)
         } else {
@@ -365,7 +413,22 @@ impl State {
         };
         // Also those that a probe is to answer: where the session cannot be read, labels are.
         self.check_tokens(questions.iter().map(convert::question_bytes).sum())?;
-        self.used.decisions += more;
+        if !questions.is_empty() {
+            self.open(on).await?;
+        }
+        Ok(Admitted { questions, entries })
+    }
+
+    /// Asks what is admitted. `names` are the probes as the questions name them.
+    pub(super) async fn ask(
+        &mut self,
+        on: &Resource<Place>,
+        Admitted { questions, entries }: Admitted<'_>,
+        names: &[Option<String>],
+    ) -> Result<Vec<Answer>, Refusal> {
+        let probes: Vec<Option<Arc<Probe>>> =
+            entries.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
+        self.used.decisions += questions.len() as u64;
         let place = self.sessions.get_mut(on)?;
         let held = place.usage().tokens;
         let before = place.usage().decided;
@@ -381,6 +444,13 @@ impl State {
         }
         Ok(answers)
     }
+}
+
+/// Questions that may be asked, in the words that reach the prompt.
+pub(super) struct Admitted<'a> {
+    questions: Cow<'a, [Question]>,
+    /// The probe that each names, if it does.
+    entries: Vec<Option<Arc<Entry>>>,
 }
 
 /// While it lives, the guest waits for an import.

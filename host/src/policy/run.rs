@@ -84,10 +84,11 @@ pub(super) async fn call(
     };
 
     // Canary calls have places of their own: a busy server still takes up new versions.
-    let free = match (&place, runtime.places.try_acquire()) {
-        (Place::Offline(_), _) => Ok(None),
-        (Place::Engine(_), Ok(permit)) => Ok(Some(permit)),
-        (Place::Engine(_), Err(_)) => {
+    let canary = matches!(place, Place::Offline(_));
+    let free = match runtime.places.try_acquire() {
+        _ if canary => Ok(None),
+        Ok(permit) => Ok(Some(permit)),
+        Err(_) => {
             let free = tokio::time::timeout(patience.queue, runtime.places.acquire()).await;
             free.map_err(drop).and_then(|permit| permit.map(Some).map_err(drop))
         }
