@@ -20,6 +20,7 @@ use super::sessions::{NoSession, Sessions};
 use super::settings::PolicySettings;
 use super::store::KeyValue;
 use super::trace::{Decision, Failure, FailureKind, Used};
+use super::wall::Wall;
 use crate::probe::shelf::{self, Entry, Probes};
 
 /// No tokenizer makes fewer tokens of a prompt's text than one for so many bytes, runs of blanks apart: a
@@ -201,6 +202,7 @@ pub(super) fn budget<T>(message: String) -> Result<T, Refusal> {
 pub(super) struct State {
     pub(super) sessions: Sessions,
     pub(super) clock: Arc<Clock>,
+    wall: Arc<Wall>,
     pub(super) limits: Limits,
     pub(super) used: Used,
     pub(super) decisions: Vec<Decision>,
@@ -234,14 +236,14 @@ pub(super) struct Asked {
 }
 
 impl State {
-    /// The state of a guest that is lent `place`, by a call that began at `started`.
+    /// The state of a guest that is lent `place`, by a call that began at `started` and whose time is `wall`.
     pub(super) fn new(
         policy: Arc<str>,
         settings: Arc<PolicySettings>,
         held: Held,
         request: &RouteRequest,
         place: Place,
-        started: Instant,
+        (started, wall): (Instant, Arc<Wall>),
     ) -> Self {
         let offline = matches!(place, Place::Offline(_));
         let mut sessions = Sessions::default();
@@ -250,6 +252,7 @@ impl State {
         Self {
             sessions,
             clock: Arc::default(),
+            wall,
             limits: settings.limits,
             used: Used::default(),
             decisions: Vec::new(),
@@ -371,6 +374,7 @@ impl State {
         if place.is_open() {
             return Ok(());
         }
+        let _stopped = self.wall.stop();
         let start = Instant::now();
         let opened = place.open().await;
         self.waited += start.elapsed();

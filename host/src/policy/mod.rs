@@ -40,6 +40,7 @@ mod state_dir;
 mod status;
 mod store;
 mod trace;
+mod wall;
 mod warm;
 mod watch;
 mod workbench;

@@ -1,15 +1,12 @@
 //! Sessions that are opened when they are first needed: what opens one, and what comes of one that cannot be.
 
 use std::fs;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forkpoint::policy::{
     CHAIN_EXHAUSTED, Fallback, FaultKind, Opening, PolicyOptions, PolicyRules, RouteRequest,
 };
 use forkpoint_engine::{Conversation, EngineError, Message, Role};
-use tokio::sync::Notify;
 
 use super::{Bench, eventually, fault, fixture, generated, say, text, with};
 
@@ -184,37 +181,30 @@ async fn a_shadow_that_has_no_session_is_not_asked_and_costs_the_request_nothing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_ends_in_the_middle_of_the_opening_loses_nothing() {
-    let rules = "fallback = 'generate'\n[limits]\nwall_ms = 100";
-    let bench = Bench::start(&["first=scripted", "second=scripted"], |options| {
-        options.defaults = toml::from_str(rules).unwrap();
-        options.rules.insert("first".into(), toml::from_str("fallback = 'next'").unwrap());
-    })
-    .await;
-    let request = after(1_000, "decide:boolean:Is it?\nreply:unreached");
-    let conversation = Conversation { messages: request.messages.clone(), tools: Vec::new() };
-    let (begun, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
-    let session = Opening::new({
-        let (engine, begun, go) = (bench.engine.clone(), begun.clone(), go.clone());
-        async move {
-            begun.fetch_add(1, Relaxed);
-            let session = engine.open(conversation, "").await;
-            go.notified().await;
-            session
-        }
-    });
-    let chain = ["first".to_owned(), "second".to_owned()];
-    let routed = bench.policies.route(&chain, request, session).await;
-    let kinds: Vec<_> = routed.trace.steps.iter().map(|step| step.fault.as_ref().unwrap().kind).collect();
-    assert_eq!(kinds, [FaultKind::Wall; 2], "both came upon the same opening");
-    assert!(generated(&routed).session.is_none() && routed.session.session().is_none());
-
-    go.notify_one();
-    let opened = tokio::time::timeout(Duration::from_secs(30), routed.session.opened()).await;
-    let session = opened.expect("it goes on").unwrap();
-    assert_eq!(begun.load(Relaxed), 1);
-    assert_eq!(bench.engine.counters().prefill_tokens, u64::from(session.usage().computed));
-    assert_eq!(session.usage().computed, session.usage().tokens);
-    drop(session);
+async fn a_policys_wall_time_is_not_spent_on_the_opening() {
+    let rules = "fallback = 'generate'\n[limits]\ncpu_ms = 60_000\nwall_ms = 500";
+    let bench = Bench::start(&["scripted"], with(toml::from_str(rules).unwrap())).await;
+    for (end, ends_by) in [("reply:in time", None), ("loop", Some(FaultKind::Wall))] {
+        let request = after(1_000, &format!("decide:boolean:Is it?\n{end}"));
+        let conversation = Conversation { messages: request.messages.clone(), tools: Vec::new() };
+        let engine = bench.engine.clone();
+        let session = Opening::new(async move {
+            tokio::time::sleep(Duration::from_millis(1_200)).await;
+            engine.open(conversation, "").await
+        });
+        let start = Instant::now();
+        let routed = bench.policies.route(&["scripted".to_owned()], request, session).await;
+        let took = start.elapsed();
+        assert_eq!(routed.trace.fault().map(|fault| fault.kind), ends_by, "{end}");
+        assert!(took > Duration::from_millis(1_200) && took < Duration::from_secs(5), "{end}: {took:?}");
+        let step = &routed.trace.steps[0];
+        assert_eq!(step.decisions[0].answers.len(), 1, "{end}");
+        assert!(
+            step.decisions[0].took_us < 1_000_000 && step.used.host_us > 1_200_000,
+            "{end}: {:?}",
+            step.used
+        );
+        assert!(routed.session.session().is_some(), "{end}");
+    }
     bench.end().await;
 }
