@@ -114,7 +114,8 @@ def test_a_policy_that_asks_and_generates_is_a_tree(traced):
     for span in spans:
         assert root.start <= span.start <= span.end <= root.end, f"{span} is not within {root}"
     assert policy.start <= decide.start < decide.end <= policy.end
-    assert one(spans, "open session").end <= policy.start
+    opened = one(spans, "open session")
+    assert policy.start <= opened.start and opened.end <= decide.start + 5_000_000, "the question is what opens it"
     assert policy.end <= one(spans, "generate").start + 5_000_000
 
     usage = reply["usage"]
@@ -127,8 +128,7 @@ def test_a_policy_that_asks_and_generates_is_a_tree(traced):
     assert (root.said["forkpoint.policy.name"], root.said["forkpoint.reason"]) == ("p", "asked")
     assert one(spans, "generate").said.items() >= (read | written).items()
     assert one(spans, "generate").said["gen_ai.response.finish_reasons"] == [reply["choices"][0]["finish_reason"]]
-    opened = one(spans, "open session").said
-    tokens, reused, computed = (opened[f"forkpoint.session.{what}"] for what in ("tokens", "reused", "computed"))
+    tokens, reused, computed = (opened.said[f"forkpoint.session.{what}"] for what in ("tokens", "reused", "computed"))
     assert tokens == reused + computed > 0
     assert policy.said["forkpoint.plan"] == "generate" and len(policy.said["forkpoint.policy.version"]) == 12
     assert policy.said["forkpoint.policy.questions"] == 1 and policy.said["forkpoint.policy.host_us"] > 0
@@ -196,9 +196,24 @@ def test_a_fault_is_an_error_of_the_policy_and_not_of_the_server(traced):
 def test_a_refusal_is_no_error_of_the_server(traced):
     request_id, status, _ = chat(traced.server, "reject:451:law:an aardvark")
     spans = traced.collector.of_request(request_id)
-    assert sorted(below(spans, spans[0])) == ["open session", "policy p"]
+    assert below(spans, spans[0]) == ["policy p"], "nothing needed the session"
     assert (status, spans[0].said["http.response.status_code"], spans[0].status) == (451, 451, 0)
     assert spans[0].said["error.type"] == "law" and "aardvark" not in "".join(span.raw for span in spans)
+
+
+def test_a_session_that_cannot_be_opened_is_an_error_of_its_own_span(traced):
+    too_long = "word " * 9000
+    for ends, named, wanted in (("generate", None, 400), ("forward:far", "forward far", 200)):
+        messages = [{"role": "system", "content": too_long}, {"role": "user", "content": f"decide:boolean:?\n{ends}"}]
+        request_id, status, _ = chat(traced.server, "", messages=messages)
+        assert status == wanted
+        spans = traced.collector.of_request(request_id)
+        assert sorted(below(spans, spans[0])) == sorted(filter(None, [named, "open session", "policy p"]))
+        opened = one(spans, "open session")
+        assert (opened.status, opened.said["error.type"]) == (ERROR, "context_length_exceeded")
+        assert "forkpoint.session.tokens" not in opened.said
+        assert one(spans, "decide").said["error.type"] == "full"
+        assert spans[0].status == 0 and one(spans, "policy p").status == 0
 
 
 def test_a_policy_in_shadow_is_marked(traced):
@@ -337,7 +352,7 @@ def test_a_collector_that_is_down_or_refuses_costs_its_spans_and_nothing_else(tm
             folder.mkdir()
             server = start(folder, url)
             # Two batches at least: the second begins once the first is lost.
-            for lost in (3, 6):
+            for lost in (2, 4):
                 assert chat(server, "reply:x")[1] == 200
                 wait_for_lost(server, lost)
             assert server.metric("forkpoint_traces_sent_total") == 0

@@ -13,7 +13,7 @@ use super::expect::{differences, outcome};
 use super::script::Script;
 use crate::policy::offline::OfflineSession;
 use crate::policy::{
-    RouteRequest, SamplingOverrides, SomeLimits, Step, Workbench, WorkbenchError, WorkbenchOptions,
+    Opening, RouteRequest, SamplingOverrides, SomeLimits, Step, Workbench, WorkbenchError, WorkbenchOptions,
 };
 use crate::wire::chat::ChatRequest;
 
@@ -116,32 +116,27 @@ impl Case {
         let step = match live {
             None => {
                 let session = OfflineSession::holding(&self.request.messages, self.script.clone());
-                Ok(bench.call(&self.request, session).await)
+                bench.call(&self.request, session).await
             }
-            Some(engine) => self.live(&bench, engine).await,
+            Some(engine) => self.live(&bench, engine.clone()).await,
         };
         let took = start.elapsed();
-        match step {
-            Ok(step) => {
-                if live.is_none() {
-                    faults.extend(self.script.faults());
-                }
-                let found = differences(&self.expected, &outcome(&step, &bench.stored()));
-                // A fault that nobody expected explains the rest.
-                let told = step.fault.as_ref().filter(|_| !found.is_empty());
-                faults.extend(told.map(|fault| format!("the call ended with {fault}")));
-                faults.extend(found);
-            }
-            Err(error) => faults.push(error),
+        if live.is_none() {
+            faults.extend(self.script.faults());
         }
+        let found = differences(&self.expected, &outcome(&step, &bench.stored()));
+        // A fault that nobody expected explains the rest.
+        let told = step.fault.as_ref().filter(|_| !found.is_empty());
+        faults.extend(told.map(|fault| format!("the call ended with {fault}")));
+        faults.extend(found);
         bench.close().await;
         Ok(Verdict { name: self.name.clone(), faults, took })
     }
 
-    async fn live(&self, bench: &Workbench, engine: &Engine) -> Result<Step, String> {
+    async fn live(&self, bench: &Workbench, engine: Engine) -> Step {
         let conversation = Conversation { messages: self.request.messages.clone(), tools: Vec::new() };
-        let session = engine.open(conversation, "").await.map_err(|error| error.to_string())?;
-        Ok(bench.call_live(&self.request, session).await)
+        let session = Opening::new(async move { engine.open(conversation, "").await });
+        bench.call_live(&self.request, session).await
     }
 }
 

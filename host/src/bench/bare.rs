@@ -23,6 +23,7 @@ mod bindings {
             "forkpoint:policy/engine.generate": async | trappable,
             "forkpoint:policy/engine.[method]session.fork": async | trappable,
             "forkpoint:policy/engine.[method]session.append": async | trappable,
+            "forkpoint:policy/engine.[method]session.usage": async | trappable,
         },
         exports: { default: async },
     });
@@ -161,7 +162,7 @@ impl engine::HostSession for Even {
         Ok(Ok(u32::try_from(messages.len()).unwrap_or(u32::MAX)))
     }
 
-    fn usage(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<engine::Usage> {
+    async fn usage(&mut self, _this: Resource<engine::Session>) -> wasmtime::Result<engine::Usage> {
         Ok(engine::Usage { tokens: 1, reused: 0, computed: 1 })
     }
 

@@ -12,7 +12,7 @@ use super::error::BenchError;
 use super::paired::{Case, Measured, Metric, Row};
 use super::stats::quantile;
 use crate::config::Config;
-use crate::policy::{Limits, Plan, RouteRequest};
+use crate::policy::{Limits, Opening, Plan, RouteRequest};
 use crate::serve::App;
 
 /// The policy that is called, and what it answers by a rule of its own.
@@ -46,7 +46,8 @@ pub(super) async fn measure(
     let memory = Limits::DEFAULT.with(&config.plugins.defaults.limits).memory_mb as usize * (1 << 20);
     let bare = Bare::new(&read(&path)?, config.plugins.concurrency, memory, &request, Default::default())?;
     let chain = [POLICY.to_owned()];
-    let mut session = Some(app.engine.open(Conversation { messages, tools: Vec::new() }, "").await?);
+    let session = app.engine.open(Conversation { messages, tools: Vec::new() }, "").await?;
+    let mut session = Some(Opening::from(session));
 
     let mut host = async || -> Result<f64, BenchError> {
         // Made by whoever reads the request, so not a part of the call.

@@ -154,7 +154,7 @@ impl Default for PluginsConfig {
         Self {
             dir: PathBuf::from("plugins"),
             cache: None,
-            concurrency: 64,
+            concurrency: 256,
             warm_instances: 0,
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),

@@ -9,7 +9,7 @@ use async_stream::stream;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use forkpoint_engine::{Ended, Event, Generation, Session, Stream};
+use forkpoint_engine::{Ended, Event, Generation, Session, Stream, Usage};
 
 use super::delivery::{Delivery, Form, event_stream, json_response};
 use crate::serve::RequestContext;
@@ -35,8 +35,7 @@ pub(crate) struct Account {
 
 impl Account {
     /// What a request's session tells.
-    pub(crate) fn of(session: &Session) -> Self {
-        let usage = session.usage();
+    pub(crate) fn of(usage: Usage) -> Self {
         Self {
             tokens: usage.tokens,
             reused: usage.reused,

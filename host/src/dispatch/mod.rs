@@ -6,7 +6,7 @@ mod generate;
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
-use forkpoint_engine::{Generation, Sampling, Tool};
+use forkpoint_engine::{Generation, Sampling, Tool, Usage};
 use serde_json::Value;
 
 pub(crate) use delivery::json_response;
@@ -14,7 +14,7 @@ pub use delivery::{Delivery, Form};
 pub use forward::Upstreams;
 pub(crate) use generate::{Account, reply};
 
-use crate::policy::{GeneratePlan, Plan, Routed};
+use crate::policy::{GeneratePlan, Opening, Plan, Routed, Used};
 use crate::serve::App;
 use crate::wire::chat::UsageReport;
 use crate::wire::{ApiError, Kind};
@@ -43,30 +43,28 @@ pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
         note.reason = Some(routed.reason.clone());
     }
     let used = routed.trace.used();
-    let account = Account {
-        decisions: u32::try_from(used.decisions).unwrap_or(u32::MAX),
-        decided: u32::try_from(used.decided_tokens).unwrap_or(u32::MAX),
-        ..Account::of(&routed.session)
-    };
+    // Nothing where no session was needed so far.
+    let account = routed.session.usage().map(|usage| asked(usage, used));
     job.delivery.context.time(|timeline| {
         if let Some((_, steps)) = &mut timeline.chain {
             *steps = routed.trace.steps;
         }
     });
     let result = match routed.plan {
-        Plan::Generate(plan) => generate_by(app, plan, routed.session, account, job).await,
+        Plan::Generate(plan) => generate_by(app, plan, routed.session, used, job).await,
         Plan::Forward { upstream, model } => {
             // The request's pages go back to the cache while the upstream works.
             drop(routed.session);
-            job.delivery.context.record.note().usage = Some(account.before_reply());
+            job.delivery.context.record.note().usage = account.map(Account::before_reply);
             forward::forward(app, &upstream, model, job.body, &job.delivery).await
         }
         Plan::Reply(text) => {
-            let usage = UsageReport { completion: app.count_tokens(&text), ..account.before_reply() };
+            let before = account.unwrap_or_default().before_reply();
+            let usage = UsageReport { completion: app.count_tokens(&text), ..before };
             Ok(job.delivery.canned(&text, usage))
         }
         Plan::Reject { status, code, message, retry_after } => {
-            job.delivery.context.record.note().usage = Some(account.before_reply());
+            job.delivery.context.record.note().usage = account.map(Account::before_reply);
             Err(ApiError::new(Kind::Rejected { status, code, retry_after }, message))
         }
     };
@@ -78,11 +76,20 @@ pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
     response
 }
 
+/// What was spent on a request's session, which policies asked.
+fn asked(session: Usage, used: Used) -> Account {
+    Account {
+        decisions: u32::try_from(used.decisions).unwrap_or(u32::MAX),
+        decided: u32::try_from(used.decided_tokens).unwrap_or(u32::MAX),
+        ..Account::of(session)
+    }
+}
+
 async fn generate_by(
     app: &App,
     plan: GeneratePlan,
-    own: forkpoint_engine::Session,
-    account: Account,
+    own: Opening,
+    used: Used,
     job: Job,
 ) -> Result<Response, ApiError> {
     if let Some(model) = plan.model.as_deref().filter(|model| !app.is_model(model)) {
@@ -93,6 +100,9 @@ async fn generate_by(
     let mut sampling = job.sampling;
     plan.sampling.apply(&mut sampling);
     let tools = mount(plan.tools.as_deref(), job.tools, &app.tools);
+    // Where the policy has a fork to continue from, this is open.
+    let own = own.opened().await?;
+    let account = asked(own.usage(), used);
     let session = plan.session.unwrap_or(own);
     let account = account.grown_to(&session);
     let generation = Generation { append: plan.append, tools, sampling };

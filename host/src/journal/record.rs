@@ -67,7 +67,7 @@ pub struct Record {
     pub sampling: SamplingOverrides,
     /// The client's headers that a policy saw; empty unless prompts are kept.
     pub headers: Vec<(String, String)>,
-    /// The request's session.
+    /// The request's session; zeros where it was never opened.
     pub session: SessionRecord,
     /// How it ended; none for a shadow.
     pub outcome: Option<Outcome>,
@@ -149,7 +149,7 @@ impl Record {
             reason: routed.reason.clone(),
             plan: Some(plan),
             steps: routed.trace.steps.clone(),
-            session: routed.session.usage().into(),
+            session: routed.session.usage().unwrap_or_default().into(),
             ..Self::about(request, headers, prompts)
         }
         .without_texts(prompts)

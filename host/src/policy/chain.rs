@@ -4,10 +4,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use forkpoint_engine::{Role, Session};
+use forkpoint_engine::Role;
 
 use super::fault::{Fault, FaultKind};
 use super::guest::{self, Place};
+use super::opening::Opening;
 use super::plan::{Allowed, GeneratePlan, Plan, RouteRequest, Routed};
 use super::registry::{Published, Verdict};
 use super::run::{self, Called, Patience};
@@ -21,15 +22,18 @@ impl Policies {
     /// Asks the policies of a chain in order, until one makes a plan or fails with another fallback than
     /// [`Fallback::Next`]; those in shadow are passed over, and asked apart once there is a plan. Never fails: what
     /// goes wrong is in the trace. Dropping the future ends the guest and whatever it waits for.
+    ///
+    /// The session is opened by the first policy that needs it. Where that fails and the policy makes no plan in spite
+    /// of it, no fallback is taken: the plan is to generate, which fails for the same reason.
     pub async fn route(
         &self,
         chain: &[String],
         request: impl Into<Arc<RouteRequest>>,
-        session: Session,
+        session: impl Into<Opening>,
     ) -> Routed {
         let request = request.into();
         let (hash, asked) = (conversation_hash(&request), Instant::now());
-        let mut place = Place::Engine(session);
+        let mut place = Place::Engine(session.into());
         let mut trace = Trace::default();
         let mut held = Vec::new();
         let mut settled = None;
@@ -47,6 +51,9 @@ impl Policies {
             trace.steps.push(Step { at_us, ..called.step });
             settled = match (called.decided, fault) {
                 (Some(decided), _) => decided.plan.map(|plan| (plan, decided.labels)),
+                (None, _) if place.failure().is_some() => {
+                    Some((Plan::Generate(GeneratePlan::default()), Vec::new()))
+                }
                 (None, fault) => {
                     fallback_plan(name, settings.fallback, fault.as_ref()).map(|plan| (plan, Vec::new()))
                 }
@@ -64,9 +71,9 @@ impl Policies {
             _ => CHAIN_EXHAUSTED.to_owned(),
         };
         let (plan, labels) = settled.unwrap_or_else(|| (Plan::Generate(GeneratePlan::default()), Vec::new()));
-        let session = place.into_session().expect("the session is the one that was given");
+        let mut session = place.into_opening().expect("the session is the one that was given");
         for name in shadows {
-            self.shared.shadow(name, &request, hash, &session, asked).await;
+            self.shared.shadow(name, &request, hash, &mut session, asked).await;
         }
         Routed { policy, version, reason, labels, plan, session, trace, held }
     }
@@ -93,8 +100,9 @@ impl Shared {
         };
         let called = self.run(&policy, request, hash, place).await;
         let fault = called.step.fault.as_ref().map(|fault| fault.kind);
-        // A busy server says nothing of a version.
-        if let Some(trial) = trial.filter(|_| fault != Some(FaultKind::Busy)) {
+        // A busy server says nothing of a version, nor does a request that no session holds.
+        let telling = fault != Some(FaultKind::Busy) && called.place.failure().is_none();
+        if let Some(trial) = trial.filter(|_| telling) {
             match trial.count(fault.is_some()) {
                 Some(Verdict::Promote) => _ = self.promote(name, Some(&trial)).await,
                 Some(Verdict::RollBack) => {
@@ -119,14 +127,15 @@ impl Shared {
         called
     }
 
-    /// Asks a policy apart from the request, on a fork of its session; the plan is only written down. Where too many
-    /// such calls run, or there is no room for a fork, it is not asked. `asked` is when the chain was.
+    /// Asks a policy apart from the request, on a fork of its session, which is opened for that unless it is; the plan
+    /// is only written down. Where too many such calls run, or there is no room for a fork, it is not asked. `asked` is
+    /// when the chain was.
     async fn shadow(
         self: &Arc<Self>,
         name: &str,
         request: &Arc<RouteRequest>,
         hash: u64,
-        session: &Session,
+        session: &mut Opening,
         asked: Instant,
     ) {
         let Some(policy) = self.registry.current(name) else { return };
@@ -136,6 +145,10 @@ impl Shared {
         let Ok(permit) = self.shadow_places.clone().try_acquire_owned() else {
             return passed("too many calls in shadow");
         };
+        let session = match session.open().await {
+            Ok(session) => session,
+            Err(error) => return passed(&error.to_string()),
+        };
         let fork = match session.fork().await {
             Ok(fork) => fork,
             Err(error) => return passed(&error.to_string()),
@@ -144,7 +157,7 @@ impl Shared {
         self.tasks.spawn(async move {
             let headers = policy.settings.visible(&request.headers);
             let at_us = guest::micros(asked.elapsed());
-            let called = shared.run(&policy, &request, hash, Place::Engine(fork)).await;
+            let called = shared.run(&policy, &request, hash, Place::Engine(fork.into())).await;
             let step = Step { at_us, ..called.step };
             if let (Some(traces), Some(context)) = (&shared.options.traces, &request.trace) {
                 traces.shadow(context, asked, &step);

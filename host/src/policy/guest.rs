@@ -14,11 +14,13 @@ use super::convert;
 use super::fault::FaultKind;
 use super::limits::Limits;
 use super::offline::OfflineSession;
+use super::opening::Opening;
 use super::plan::RouteRequest;
 use super::sessions::{NoSession, Sessions};
 use super::settings::PolicySettings;
 use super::store::KeyValue;
 use super::trace::{Decision, Failure, FailureKind, Used};
+use super::wall::Wall;
 use crate::probe::shelf::{self, Entry, Probes};
 
 /// No tokenizer makes fewer tokens of a prompt's text than one for so many bytes, runs of blanks apart: a
@@ -28,38 +30,67 @@ const BYTES_PER_TOKEN: usize = 8;
 /// What stands behind a guest's `session`.
 #[expect(unreachable_pub, reason = "the bindings re-export it")]
 pub enum Place {
-    /// A session of the engine.
-    Engine(Session),
+    /// A session of the engine, opened by the first call that needs it.
+    Engine(Opening),
     /// One without an engine.
     Offline(OfflineSession),
 }
 
 impl Place {
-    /// The engine's session, if there is one.
-    pub(super) fn into_session(self) -> Option<Session> {
+    /// What the engine has for it; nothing without one.
+    pub(super) fn into_opening(self) -> Option<Opening> {
         match self {
-            Self::Engine(session) => Some(session),
+            Self::Engine(opening) => Some(opening),
             Self::Offline(_) => None,
         }
     }
 
+    /// The engine's session, if it is open.
+    pub(super) fn into_session(self) -> Option<Session> {
+        self.into_opening().and_then(Opening::into_session)
+    }
+
+    /// Why the engine could not open it, if it was asked to.
+    pub(super) fn failure(&self) -> Option<&EngineError> {
+        match self {
+            Self::Engine(opening) => opening.failure(),
+            Self::Offline(_) => None,
+        }
+    }
+
+    /// Whether a call finds it open.
+    pub(super) fn is_open(&self) -> bool {
+        match self {
+            Self::Engine(opening) => opening.session().is_some(),
+            Self::Offline(_) => true,
+        }
+    }
+
+    pub(super) async fn open(&mut self) -> Result<(), Refusal> {
+        match self {
+            Self::Engine(opening) => Ok(opening.open().await.map(|_| ())?),
+            Self::Offline(_) => Ok(()),
+        }
+    }
+
+    /// Nothing where it is not open.
     pub(super) fn usage(&self) -> Usage {
         match self {
-            Self::Engine(session) => session.usage(),
+            Self::Engine(opening) => opening.usage().unwrap_or_default(),
             Self::Offline(session) => session.usage(),
         }
     }
 
-    pub(super) async fn fork(&self) -> Result<Self, Refusal> {
+    pub(super) async fn fork(&mut self) -> Result<Self, Refusal> {
         Ok(match self {
-            Self::Engine(session) => Self::Engine(session.fork().await?),
+            Self::Engine(opening) => Self::Engine(opening.open().await?.fork().await?.into()),
             Self::Offline(session) => Self::Offline(session.fork()?),
         })
     }
 
-    pub(super) async fn append(&mut self, messages: &[Message]) -> Result<u32, EngineError> {
+    pub(super) async fn append(&mut self, messages: &[Message]) -> Result<u32, Refusal> {
         match self {
-            Self::Engine(session) => session.append(messages).await,
+            Self::Engine(opening) => Ok(opening.open().await?.append(messages).await?),
             Self::Offline(session) => Ok(session.append(messages)),
         }
     }
@@ -72,7 +103,8 @@ impl Place {
         probes: &[Option<Arc<Probe>>],
     ) -> Result<Vec<Answer>, Refusal> {
         match self {
-            Self::Engine(session) => Ok(session.decide_by(questions, probes).await?),
+            Self::Engine(_) if questions.is_empty() => Ok(Vec::new()),
+            Self::Engine(opening) => Ok(opening.open().await?.decide_by(questions, probes).await?),
             Self::Offline(session) => {
                 let names = names.iter().map(Option::as_deref);
                 let questions: Vec<_> = questions.iter().zip(names).collect();
@@ -83,7 +115,7 @@ impl Place {
 
     pub(super) async fn draft(&mut self, sampling: Sampling) -> Result<Completion, Refusal> {
         match self {
-            Self::Engine(session) => Ok(session.draft(sampling).await?),
+            Self::Engine(opening) => Ok(opening.open().await?.draft(sampling).await?),
             Self::Offline(session) => Ok(session.draft(sampling.max_tokens)?),
         }
     }
@@ -125,9 +157,15 @@ pub enum Refusal {
     Trap(wasmtime::Error),
 }
 
+impl From<&EngineError> for Refusal {
+    fn from(error: &EngineError) -> Self {
+        Self::Failure(convert::failure_out(error))
+    }
+}
+
 impl From<EngineError> for Refusal {
     fn from(error: EngineError) -> Self {
-        Self::Failure(convert::failure_out(&error))
+        Self::from(&error)
     }
 }
 
@@ -164,6 +202,7 @@ pub(super) fn budget<T>(message: String) -> Result<T, Refusal> {
 pub(super) struct State {
     pub(super) sessions: Sessions,
     pub(super) clock: Arc<Clock>,
+    wall: Arc<Wall>,
     pub(super) limits: Limits,
     pub(super) used: Used,
     pub(super) decisions: Vec<Decision>,
@@ -197,14 +236,14 @@ pub(super) struct Asked {
 }
 
 impl State {
-    /// The state of a guest that is lent `place`, by a call that began at `started`.
+    /// The state of a guest that is lent `place`, by a call that began at `started` and whose time is `wall`.
     pub(super) fn new(
         policy: Arc<str>,
         settings: Arc<PolicySettings>,
         held: Held,
         request: &RouteRequest,
         place: Place,
-        started: Instant,
+        (started, wall): (Instant, Arc<Wall>),
     ) -> Self {
         let offline = matches!(place, Place::Offline(_));
         let mut sessions = Sessions::default();
@@ -213,6 +252,7 @@ impl State {
         Self {
             sessions,
             clock: Arc::default(),
+            wall,
             limits: settings.limits,
             used: Used::default(),
             decisions: Vec::new(),
@@ -328,12 +368,26 @@ impl State {
         Ok(())
     }
 
-    pub(super) async fn ask(
+    /// Opens the session behind a handle, unless it is open.
+    pub(super) async fn open(&mut self, on: &Resource<Place>) -> Result<(), Refusal> {
+        let place = self.sessions.get_mut(on)?;
+        if place.is_open() {
+            return Ok(());
+        }
+        let _stopped = self.wall.stop();
+        let start = Instant::now();
+        let opened = place.open().await;
+        self.waited += start.elapsed();
+        opened
+    }
+
+    /// Makes questions ready to be asked, and opens the session for them. What can be refused before is.
+    pub(super) async fn admit<'a>(
         &mut self,
         on: &Resource<Place>,
-        questions: &[Question],
+        questions: &'a [Question],
         names: &[Option<String>],
-    ) -> Result<Vec<Answer>, Refusal> {
+    ) -> Result<Admitted<'a>, Refusal> {
         let (asked, more) = (self.used.decisions, questions.len() as u64);
         if asked + more > self.limits.decisions {
             return budget(format!(
@@ -353,8 +407,6 @@ impl State {
         let entries: Vec<Option<Arc<Entry>>> = entries
             .collect::<Result<_, String>>()
             .map_err(|what| Refusal::Failure(engine::Failure::Invalid(what)))?;
-        let probes: Vec<Option<Arc<Probe>>> =
-            entries.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
         let questions = if entries.iter().all(Option::is_none) {
             Cow::Borrowed(questions)
         } else {
@@ -365,7 +417,22 @@ impl State {
         };
         // Also those that a probe is to answer: where the session cannot be read, labels are.
         self.check_tokens(questions.iter().map(convert::question_bytes).sum())?;
-        self.used.decisions += more;
+        if !questions.is_empty() {
+            self.open(on).await?;
+        }
+        Ok(Admitted { questions, entries })
+    }
+
+    /// Asks what is admitted. `names` are the probes as the questions name them.
+    pub(super) async fn ask(
+        &mut self,
+        on: &Resource<Place>,
+        Admitted { questions, entries }: Admitted<'_>,
+        names: &[Option<String>],
+    ) -> Result<Vec<Answer>, Refusal> {
+        let probes: Vec<Option<Arc<Probe>>> =
+            entries.iter().map(|entry| entry.as_ref().and_then(|entry| entry.probe())).collect();
+        self.used.decisions += questions.len() as u64;
         let place = self.sessions.get_mut(on)?;
         let held = place.usage().tokens;
         let before = place.usage().decided;
@@ -381,6 +448,13 @@ impl State {
         }
         Ok(answers)
     }
+}
+
+/// Questions that may be asked, in the words that reach the prompt.
+pub(super) struct Admitted<'a> {
+    questions: Cow<'a, [Question]>,
+    /// The probe that each names, if it does.
+    entries: Vec<Option<Arc<Entry>>>,
 }
 
 /// While it lives, the guest waits for an import.

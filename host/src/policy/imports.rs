@@ -31,8 +31,13 @@ impl engine::Host for State {
     ) -> Result<Vec<engine::Answer>, Refusal> {
         let _outside = self.enter()?;
         let (questions, probes): (Vec<_>, Vec<_>) = questions.into_iter().map(convert::question_in).unzip();
+        let admitted = self.admit(&on, &questions, &probes).await;
+        // Opening the session is no part of the answer.
         let at = self.started.elapsed();
-        let result = self.ask(&on, &questions, &probes).await;
+        let result = match admitted {
+            Ok(admitted) => self.ask(&on, admitted, &probes).await,
+            Err(refusal) => Err(refusal),
+        };
         let took = self.started.elapsed().saturating_sub(at);
         self.waited += took;
         let kept = result.is_ok();
@@ -79,6 +84,7 @@ impl engine::Host for State {
         overrides.apply(&mut sampling);
         let left = u32::try_from(left).unwrap_or(u32::MAX);
         sampling.max_tokens = Some(sampling.max_tokens.map_or(left, |most| most.min(left)));
+        self.open(&on).await?;
         let start = Instant::now();
         let place = self.writable(&on).await?;
         let drafted = place.draft(sampling).await;
@@ -96,9 +102,10 @@ impl engine::HostSession for State {
         if self.used.forks >= self.limits.forks {
             return budget(format!("{} forks (forks) are made", self.limits.forks));
         }
+        self.open(&this).await?;
         self.used.forks += 1;
         let start = Instant::now();
-        let fork = self.sessions.get(&this)?.fork().await;
+        let fork = self.sessions.get_mut(&this)?.fork().await;
         self.waited += start.elapsed();
         Ok(self.sessions.push(fork?))
     }
@@ -107,6 +114,7 @@ impl engine::HostSession for State {
         let _outside = self.enter()?;
         let messages: Vec<Message> = messages.into_iter().map(convert::message_in).collect();
         self.check_tokens(messages.iter().map(|message| message.content.len()).sum())?;
+        self.open(&this).await?;
         let start = Instant::now();
         let place = self.writable(&this).await?;
         let before = place.usage().computed;
@@ -114,11 +122,19 @@ impl engine::HostSession for State {
         let computed = u64::from(place.usage().computed.saturating_sub(before));
         self.used.decided_tokens += computed;
         self.waited += start.elapsed();
-        Ok(tokens?)
+        tokens
     }
 
-    fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
-        self.count()?;
+    async fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
+        if self.sessions.get(&this)?.is_open() {
+            self.count()?;
+        } else {
+            let _outside = self.enter()?;
+            // There is no failure to tell here: a session that cannot be opened holds nothing.
+            if let Err(Refusal::Trap(error)) = self.open(&this).await {
+                return Err(error);
+            }
+        }
         let usage = self.sessions.get(&this)?.usage();
         Ok(engine::Usage { tokens: usage.tokens, reused: usage.reused, computed: usage.computed })
     }

@@ -70,7 +70,8 @@ macro_rules! limits {
 limits! {
     /// Milliseconds of processor time in the guest's own code. Waiting for the engine is free.
     cpu_ms = 100, at most 1_000;
-    /// Milliseconds from the call's start to its end, waiting for the engine included.
+    /// Milliseconds from the call's start to its end, waiting for the engine included, but for the opening of the
+    /// request's session.
     wall_ms = 10_000, at most 60_000;
     /// MiB of linear memory, all memories of the component together.
     memory_mb = 64, at most 256;

@@ -6,6 +6,7 @@ use forkpoint_engine::{EngineError, Message, Sampling, Session, Tool};
 use serde::{Deserialize, Serialize};
 
 use super::capabilities::{Capabilities, Names};
+use super::opening::Opening;
 use super::settings::{PolicyOptions, PolicySettings};
 use super::trace::Trace;
 use crate::traces::TraceContext;
@@ -105,8 +106,9 @@ pub struct Routed {
     pub labels: Vec<(String, String)>,
     /// What to do.
     pub plan: Plan,
-    /// The request's own session. No policy changes it: one that appends or drafts works on a fork.
-    pub session: Session,
+    /// The request's own session, open where a policy needed it. No policy changes it: one that appends or drafts works
+    /// on a fork.
+    pub session: Opening,
     /// What happened on the way.
     pub trace: Trace,
     /// What held for each version that was called: a trial's is not that of the version beside it.

@@ -13,6 +13,7 @@ use super::plan::{Allowed, GeneratePlan, Plan, RouteRequest, Unfit, check_code, 
 use super::registry::Published;
 use super::runtime::Runtime;
 use super::trace::{PlanRecord, Step, Used};
+use super::wall::Wall;
 
 /// What a policy decided.
 pub(super) struct Decided {
@@ -84,10 +85,11 @@ pub(super) async fn call(
     };
 
     // Canary calls have places of their own: a busy server still takes up new versions.
-    let free = match (&place, runtime.places.try_acquire()) {
-        (Place::Offline(_), _) => Ok(None),
-        (Place::Engine(_), Ok(permit)) => Ok(Some(permit)),
-        (Place::Engine(_), Err(_)) => {
+    let canary = matches!(place, Place::Offline(_));
+    let free = match runtime.places.try_acquire() {
+        _ if canary => Ok(None),
+        Ok(permit) => Ok(Some(permit)),
+        Err(_) => {
             let free = tokio::time::timeout(patience.queue, runtime.places.acquire()).await;
             free.map_err(drop).and_then(|permit| permit.map(Some).map_err(drop))
         }
@@ -100,7 +102,9 @@ pub(super) async fn call(
     let (_ticking, _running) = (runtime.tick(), policy.entry.running());
     let settings = policy.settings.clone();
     let held = Held { store: policy.entry.store.clone(), probes: policy.probes.clone() };
-    let state = State::new(policy.name.clone(), settings, held, allowed.request, place, start);
+    let limit = Arc::new(Wall::new(patience.wall));
+    let when = (start, limit.clone());
+    let state = State::new(policy.name.clone(), settings, held, allowed.request, place, when);
     let headers = policy.settings.visible(&allowed.request.headers);
     let request = request_out(allowed.request, conversation, headers);
     let tenant = &allowed.request.tenant;
@@ -113,9 +117,9 @@ pub(super) async fn call(
         }
         None => (runtime.store(state), None, 1, None),
     };
-    let routed = match tokio::time::timeout(patience.wall, route(&mut store, guest, policy, request)).await {
-        Ok(routed) => routed,
-        Err(_) => {
+    let routed = match limit.hold(route(&mut store, guest, policy, request)).await {
+        Some(routed) => routed,
+        None => {
             let message = format!("took longer than {} ms (wall_ms)", patience.wall.as_millis());
             Err(Fault::new(FaultKind::Wall, message))
         }

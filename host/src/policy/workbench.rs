@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use forkpoint_engine::Session;
-
 use super::cache::Cache;
 use super::capabilities::{Grant, Names};
 use super::entry::Entry;
@@ -16,6 +14,7 @@ use super::limits::{Limits, SomeLimits};
 use super::loader::{self, LoadCode, LoadError};
 use super::manifest::Manifest;
 use super::offline::OfflineSession;
+use super::opening::Opening;
 use super::plan::{Allowed, RouteRequest};
 use super::publish::{check_contract, read_manifest};
 use super::registry::{self, Published};
@@ -186,8 +185,8 @@ impl Workbench {
     }
 
     /// Calls it on a session of an engine.
-    pub async fn call_live(&self, request: &RouteRequest, session: Session) -> Step {
-        self.run(request, Place::Engine(session)).await
+    pub async fn call_live(&self, request: &RouteRequest, session: impl Into<Opening>) -> Step {
+        self.run(request, Place::Engine(session.into())).await
     }
 
     async fn run(&self, request: &RouteRequest, place: Place) -> Step {

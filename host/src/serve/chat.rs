@@ -12,7 +12,7 @@ use forkpoint_engine::Generation;
 use super::body::read_json;
 use super::{App, RequestContext, Target, unix_seconds};
 use crate::dispatch::{Account, Delivery, Form, Job, carry_out, reply};
-use crate::policy::{RouteRequest, SamplingOverrides};
+use crate::policy::{Opening, RouteRequest, SamplingOverrides};
 use crate::wire::ApiError;
 use crate::wire::chat::{ChatRequest, Naming};
 
@@ -38,7 +38,7 @@ pub(super) async fn answer(
     match target {
         Target::Model => {
             let session = app.open(&delivery.context, app.engine.open(chat.conversation, &salt)).await?;
-            let account = Account::of(&session);
+            let account = Account::of(session.usage());
             let generation = Generation { sampling: chat.sampling, ..Generation::default() };
             reply(session, generation, account, delivery).await
         }
@@ -58,7 +58,10 @@ pub(super) async fn answer(
                 headers: readable(&headers),
                 trace: delivery.context.trace.clone(),
             });
-            let session = app.open(&delivery.context, app.engine.open(conversation, &salt)).await?;
+            let session = Opening::new({
+                let (app, context) = (app.clone(), delivery.context.clone());
+                async move { app.open(&context, app.engine.open(conversation, &salt)).await }
+            });
             app.note_begin(&delivery.context, &asked);
             delivery.context.time(|timeline| timeline.chain = Some((Instant::now(), Vec::new())));
             let routed = app.policies.route(&chain, asked.clone(), session).await;

@@ -32,7 +32,7 @@ pub(super) async fn answer(
     };
     let salt = delivery.context.salted(asked.fields.cache_salt.as_deref());
     let session = app.open(&delivery.context, app.engine.open_text(&asked.prompt, &salt)).await?;
-    let account = Account::of(&session);
+    let account = Account::of(session.usage());
     let generation = Generation { sampling: asked.sampling, ..Generation::default() };
     reply(session, generation, account, delivery).await
 }

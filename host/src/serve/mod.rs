@@ -168,20 +168,28 @@ impl App {
         ApiError { path: vec!["model".into()], ..ApiError::new(Kind::UnknownModel, message) }
     }
 
-    /// Opens a session, and notes in the request's timeline when and how.
+    /// Opens a session, and notes of the request when and how. Dropped on the way, it ends there.
     async fn open(
         &self,
         context: &RequestContext,
         open: impl Future<Output = Result<Session, EngineError>>,
     ) -> Result<Session, EngineError> {
         context.time(|timeline| timeline.opened = Some((Phase::begin(), None)));
+        let ends = Ends(context);
         let session = open.await;
+        let opened = match &session {
+            Ok(session) => Ok(session.usage()),
+            Err(error) => Err(ApiError::from(error).code()),
+        };
+        if let (Ok(usage), Some(line)) = (&opened, &mut context.record.note().journal) {
+            line.session = (*usage).into();
+        }
         context.time(|timeline| {
-            if let Some((phase, usage)) = &mut timeline.opened {
-                phase.end();
-                *usage = session.as_ref().ok().map(Session::usage);
+            if let Some((_, how)) = &mut timeline.opened {
+                *how = Some(opened);
             }
         });
+        drop(ends);
         session
     }
 
@@ -190,6 +198,19 @@ impl App {
     pub fn fingerprint(&self) -> String {
         // 64 bits tell checkpoints apart; OpenAI's are shorter still.
         format!("fp_{:016x}", self.engine.model().fingerprint as u64)
+    }
+}
+
+/// Ends the opening of a request's session in its timeline, also where that is given up.
+struct Ends<'a>(&'a RequestContext);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.time(|timeline| {
+            if let Some((phase, _)) = &mut timeline.opened {
+                phase.end();
+            }
+        });
     }
 }
 

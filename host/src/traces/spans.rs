@@ -66,12 +66,16 @@ pub(super) fn of_request(
     spans.server(outcome, timeline);
     let server = context.server.span_id();
     let within = |phase: &Phase| (phase.from, phase.to.unwrap_or(over));
-    if let Some((phase, usage)) = &timeline.opened {
+    if let Some((phase, how)) = &timeline.opened {
+        let usage = how.as_ref().and_then(|how| how.as_ref().ok());
         let session = Attributes::default()
             .with("forkpoint.session.tokens", usage.map(|usage| usage.tokens))
             .with("forkpoint.session.reused", usage.map(|usage| usage.reused))
             .with("forkpoint.session.computed", usage.map(|usage| usage.computed));
-        let error = outcome.error.filter(|_| usage.is_none());
+        let error = match how {
+            Some(how) => how.as_ref().err().map(String::as_str),
+            None => outcome.error,
+        };
         spans.add(new_span_id(), server, "open session", within(phase), session.failed(error));
     }
     if let Some((phase, asked)) = &timeline.decided {

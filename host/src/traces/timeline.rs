@@ -12,8 +12,8 @@ use crate::policy::{Decision, FailureKind, Step, is_policy_name};
 pub(crate) struct Timeline {
     /// The model that the client named, if there is one of that name.
     pub(crate) model: Option<String>,
-    /// The session was opened.
-    pub(crate) opened: Option<(Phase, Option<Usage>)>,
+    /// The session was opened, with what it holds or the error's code; with neither where that was given up.
+    pub(crate) opened: Option<(Phase, Option<Result<Usage, String>>)>,
     /// Policies were asked: from when on, and what each did.
     pub(crate) chain: Option<(Instant, Vec<Step>)>,
     /// The client's own questions were answered; with nothing where they were not.

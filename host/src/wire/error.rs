@@ -239,7 +239,13 @@ impl ApiError {
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
-        let kind = match &error {
+        Self::from(&error)
+    }
+}
+
+impl From<&EngineError> for ApiError {
+    fn from(error: &EngineError) -> Self {
+        let kind = match error {
             EngineError::Invalid(_) | EngineError::Template(_) => Kind::Invalid,
             EngineError::TooLong { .. } => Kind::TooLong,
             EngineError::Full { .. } => Kind::Full,

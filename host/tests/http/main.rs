@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod basics;
+mod openings;
 mod operators;
 mod policies;
 #[path = "../server/mod.rs"]

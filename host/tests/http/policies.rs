@@ -19,20 +19,20 @@ use serde_json::{Value, json};
 const TRIAL: &str = "tests/fixtures/trial.core.wat";
 
 /// The policy that does what the last user turn says; tests/fixtures/README.md lists its commands.
-const SCRIPTED: &str = "tests/fixtures/scripted.wasm";
+pub(crate) const SCRIPTED: &str = "tests/fixtures/scripted.wasm";
 const CHAT: &str = "/v1/chat/completions";
 
 /// A model server elsewhere, which acts by the model's name and remembers what it was sent.
 #[derive(Clone, Default)]
-struct Elsewhere {
-    seen: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
+pub(crate) struct Elsewhere {
+    pub(crate) seen: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
 }
 
 /// A stream with odd spacing, which must arrive as it is.
 const STREAM: &str = "data: {\"a\":  1}\n\n: a comment\n\ndata: [DONE]\n\n";
 
 impl Elsewhere {
-    async fn start(&self) -> String {
+    pub(crate) async fn start(&self) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let this = self.clone();
@@ -87,7 +87,7 @@ impl Elsewhere {
     }
 }
 
-fn upstream(url: &str) -> UpstreamConfig {
+pub(crate) fn upstream(url: &str) -> UpstreamConfig {
     UpstreamConfig {
         url: url.into(),
         model: "whole".into(),

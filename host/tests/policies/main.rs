@@ -7,6 +7,7 @@ mod contracts;
 mod faults;
 mod fuzz;
 mod loading;
+mod opening;
 mod plans;
 mod platform;
 mod reload;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use forkpoint::guest_tools::{Wit, componentize};
 use forkpoint::policy::{
-    Fault, GeneratePlan, Plan, Policies, PolicyOptions, PolicyRules, PolicyStatus, RouteRequest, Routed,
+    Fault, GeneratePlan, Opening, Plan, Policies, PolicyOptions, PolicyRules, PolicyStatus, RouteRequest,
+    Routed,
 };
 use forkpoint_engine::{Conversation, Engine, Message, Options, Role};
 use tempfile::TempDir;
@@ -55,7 +57,8 @@ impl Bench {
     /// Sends a request through a chain.
     async fn route(&self, chain: &[&str], request: RouteRequest) -> Routed {
         let conversation = Conversation { messages: request.messages.clone(), tools: Vec::new() };
-        let session = self.engine.open(conversation, "").await.unwrap();
+        let engine = self.engine.clone();
+        let session = Opening::new(async move { engine.open(conversation, "").await });
         let chain: Vec<String> = chain.iter().map(|&name| name.to_owned()).collect();
         self.policies.route(&chain, request, session).await
     }
@@ -143,6 +146,11 @@ fn generated(routed: &Routed) -> &GeneratePlan {
 
 fn fault(routed: &Routed) -> &Fault {
     routed.trace.fault().unwrap_or_else(|| panic!("no fault, but {} ({})", routed.plan.kind(), routed.reason))
+}
+
+/// Whether the request's session holds its one turn and no more; it may never have been needed.
+fn untouched(routed: &Routed) -> bool {
+    routed.session.session().is_none_or(|session| session.conversation().messages.len() == 1)
 }
 
 /// Waits for what happens soon.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use forkpoint_engine::{Answer, Conversation, Criteria, Question, Rung, Usage, Verdict};
+use forkpoint_engine::{Answer, Conversation, Criteria, Question, Rung, Verdict};
 use serde_json::{Value, json};
 
 use super::super::serve::ModelArgs;
@@ -15,7 +16,8 @@ use super::{code_cache, pair, print, table};
 use crate::author::case;
 use crate::config::Config;
 use crate::policy::{
-    Grant, Limits, Names, PlanRecord, Policies, PolicyOptions, PolicyRules, RouteRequest, Routed, Share,
+    Grant, Limits, Names, Opening, Plan, PlanRecord, Policies, PolicyOptions, PolicyRules, RouteRequest,
+    Routed, Share,
 };
 use crate::probe::ProbeState;
 use crate::serve::load_model;
@@ -67,14 +69,24 @@ impl ExplainArgs {
             bail!("{name} is not served: {}: {}", error.code.code(), error.message);
         }
         wait_for_probes(&policies, &name).await;
-        let start = Instant::now();
         let conversation = Conversation { messages: request.messages.clone(), tools: Vec::new() };
-        let session = engine.open(conversation, "").await?;
-        let opened = start.elapsed();
-        let usage = session.usage();
+        let opened = Arc::new(OnceLock::new());
+        let session = Opening::new({
+            let (engine, opened) = (engine.clone(), opened.clone());
+            async move {
+                let start = Instant::now();
+                let session = engine.open(conversation, "").await;
+                opened.get_or_init(|| start.elapsed());
+                session
+            }
+        });
         let request = RouteRequest { id: "explain".into(), model: name.clone(), ..request };
+        let start = Instant::now();
         let routed = policies.route(&[name], request, session).await;
         let took = start.elapsed();
+        if let (Plan::Generate(_), Some(error)) = (&routed.plan, routed.session.failure()) {
+            bail!("the session cannot be opened: {error}");
+        }
         let text = if self.json {
             let (trace, plan) = (&routed.trace, PlanRecord::from(&routed.plan));
             format!(
@@ -82,7 +94,7 @@ impl ExplainArgs {
                 json!({ "plan": plan, "reason": routed.reason, "labels": routed.labels, "trace": trace })
             )
         } else {
-            describe(&routed, usage, opened, took)
+            describe(&routed, opened.get().copied().unwrap_or_default(), took)
         };
         drop(routed);
         policies.stop().await;
@@ -141,16 +153,20 @@ async fn wait_for_probes(policies: &Policies, name: &str) {
     }
 }
 
-fn describe(routed: &Routed, usage: Usage, opened: Duration, took: Duration) -> String {
+fn describe(routed: &Routed, opened: Duration, took: Duration) -> String {
     let mut lines = Vec::new();
     let ms = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1e3);
-    lines.push(format!(
-        "session   {} tokens, {} reused, {} computed    {}",
-        usage.tokens,
-        usage.reused,
-        usage.computed,
-        ms(opened)
-    ));
+    lines.push(match (routed.session.usage(), routed.session.failure()) {
+        (Some(usage), _) => format!(
+            "session   {} tokens, {} reused, {} computed    {}",
+            usage.tokens,
+            usage.reused,
+            usage.computed,
+            ms(opened)
+        ),
+        (None, Some(error)) => format!("session   cannot be opened: {error}    {}", ms(opened)),
+        (None, None) => "session   not opened: the policy did not need it".to_owned(),
+    });
     for step in &routed.trace.steps {
         for decision in &step.decisions {
             if let Some(failure) = &decision.failure {

@@ -16,6 +16,7 @@ wasmtime::component::bindgen!({
         "forkpoint:policy/engine.generate": async | trappable,
         "forkpoint:policy/engine.[method]session.fork": async | trappable,
         "forkpoint:policy/engine.[method]session.append": async | trappable,
+        "forkpoint:policy/engine.[method]session.usage": async | trappable,
     },
     exports: { default: async },
     with: { "forkpoint:policy/engine.session": crate::policy::guest::Place },
@@ -126,8 +127,8 @@ impl engine::HostSession for State {
         newest::engine::HostSession::append(self, this, messages.translate()).await
     }
 
-    fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
-        newest::engine::HostSession::usage(self, this).map(Translate::translate)
+    async fn usage(&mut self, this: Resource<Place>) -> wasmtime::Result<engine::Usage> {
+        newest::engine::HostSession::usage(self, this).await.map(Translate::translate)
     }
 
     fn drop(&mut self, this: Resource<Place>) -> wasmtime::Result<()> {

@@ -10,6 +10,7 @@ wasmtime::component::bindgen!({
         "forkpoint:policy/engine.generate": async | trappable,
         "forkpoint:policy/engine.[method]session.fork": async | trappable,
         "forkpoint:policy/engine.[method]session.append": async | trappable,
+        "forkpoint:policy/engine.[method]session.usage": async | trappable,
     },
     exports: { default: async },
     with: { "forkpoint:policy/engine.session": crate::policy::guest::Place },

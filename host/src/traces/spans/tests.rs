@@ -78,7 +78,7 @@ fn a_request_is_a_tree() {
     let usage = Usage { tokens: 20, reused: 16, computed: 4, ..Usage::default() };
     let timeline = Timeline {
         model: Some("gate".into()),
-        opened: Some((Phase { from: at(1), to: Some(at(9)) }, Some(usage))),
+        opened: Some((Phase { from: at(1), to: Some(at(9)) }, Some(Ok(usage)))),
         chain: Some((at(10), vec![step()])),
         decided: None,
         dispatched: Some((
