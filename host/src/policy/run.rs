@@ -86,13 +86,11 @@ pub(super) async fn call(
 
     // Canary calls have places of their own: a busy server still takes up new versions.
     let canary = matches!(place, Place::Offline(_));
-    let free = match runtime.places.try_acquire() {
-        _ if canary => Ok(None),
-        Ok(permit) => Ok(Some(permit)),
-        Err(_) => {
-            let free = tokio::time::timeout(patience.queue, runtime.places.acquire()).await;
-            free.map_err(drop).and_then(|permit| permit.map(Some).map_err(drop))
-        }
+    let free = if canary {
+        Ok(None)
+    } else {
+        let free = tokio::time::timeout(patience.queue, runtime.places.acquire()).await;
+        free.map_err(drop).and_then(|permit| permit.map(Some).map_err(drop))
     };
     let Ok(_permit) = free else {
         let message = format!("no place in the pool for {} ms", patience.queue.as_millis());
