@@ -31,8 +31,8 @@ pub(crate) struct Job {
     pub(crate) delivery: Delivery,
 }
 
-/// Carries out what the policies decided. Every response says which policy, version, route and reason, be it a
-/// reply, a stream or an error.
+/// Carries out what the policies decided, but for a refusal in place of which the engine's own error is answered. Every
+/// response says which policy, version, route and reason, be it a reply, a stream or an error.
 pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
     let headers = policy_headers(app, &routed);
     app.metrics.policies(&routed.trace);
@@ -43,6 +43,7 @@ pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
         note.reason = Some(routed.reason.clone());
     }
     let used = routed.trace.used();
+    let error = routed.error().map(ApiError::from);
     // Nothing where no session was needed so far.
     let account = routed.session.usage().map(|usage| asked(usage, used));
     job.delivery.context.time(|timeline| {
@@ -50,20 +51,21 @@ pub(crate) async fn carry_out(app: &App, routed: Routed, job: Job) -> Response {
             *steps = routed.trace.steps;
         }
     });
-    let result = match routed.plan {
-        Plan::Generate(plan) => generate_by(app, plan, routed.session, used, job).await,
-        Plan::Forward { upstream, model } => {
+    let result = match (error, routed.plan) {
+        (Some(error), _) => Err(error),
+        (None, Plan::Generate(plan)) => generate_by(app, plan, routed.session, used, job).await,
+        (None, Plan::Forward { upstream, model }) => {
             // The request's pages go back to the cache while the upstream works.
             drop(routed.session);
             job.delivery.context.record.note().usage = account.map(Account::before_reply);
             forward::forward(app, &upstream, model, job.body, &job.delivery).await
         }
-        Plan::Reply(text) => {
+        (None, Plan::Reply(text)) => {
             let before = account.unwrap_or_default().before_reply();
             let usage = UsageReport { completion: app.count_tokens(&text), ..before };
             Ok(job.delivery.canned(&text, usage))
         }
-        Plan::Reject { status, code, message, retry_after } => {
+        (None, Plan::Reject { status, code, message, retry_after }) => {
             job.delivery.context.record.note().usage = account.map(Account::before_reply);
             Err(ApiError::new(Kind::Rejected { status, code, retry_after }, message))
         }

@@ -23,8 +23,8 @@ impl Policies {
     /// [`Fallback::Next`]; those in shadow are passed over, and asked apart once there is a plan. Never fails: what
     /// goes wrong is in the trace. Dropping the future ends the guest and whatever it waits for.
     ///
-    /// The session is opened by the first policy that needs it. Where that fails and the policy makes no plan in spite
-    /// of it, no fallback is taken: the plan is to generate, which fails for the same reason.
+    /// The session is opened by the first policy that needs it. Once that has failed, no fallback refuses: the plan is to
+    /// generate instead, which fails for the same reason. What else may stand for a plan then says [`Routed::error`].
     pub async fn route(
         &self,
         chain: &[String],
@@ -51,11 +51,13 @@ impl Policies {
             trace.steps.push(Step { at_us, ..called.step });
             settled = match (called.decided, fault) {
                 (Some(decided), _) => decided.plan.map(|plan| (plan, decided.labels)),
-                (None, _) if place.failure().is_some() => {
-                    Some((Plan::Generate(GeneratePlan::default()), Vec::new()))
-                }
                 (None, fault) => {
-                    fallback_plan(name, settings.fallback, fault.as_ref()).map(|plan| (plan, Vec::new()))
+                    let fallback = match settings.fallback {
+                        // The client is told what the engine says, as it would be without a policy.
+                        Fallback::Reject if place.failure().is_some() => Fallback::Generate,
+                        fallback => fallback,
+                    };
+                    fallback_plan(name, fallback, fault.as_ref()).map(|plan| (plan, Vec::new()))
                 }
             };
             held.push(settings);
@@ -100,8 +102,12 @@ impl Shared {
         };
         let called = self.run(&policy, request, hash, place).await;
         let fault = called.step.fault.as_ref().map(|fault| fault.kind);
-        // A busy server says nothing of a version, nor does a request that no session holds.
-        let telling = fault != Some(FaultKind::Busy) && called.place.failure().is_none();
+        // A busy server says nothing of a version, nor does one that passes on that no session holds the request.
+        let telling = match fault {
+            Some(FaultKind::Busy) => false,
+            Some(FaultKind::Error) => called.place.failure().is_none(),
+            _ => true,
+        };
         if let Some(trial) = trial.filter(|_| telling) {
             match trial.count(fault.is_some()) {
                 Some(Verdict::Promote) => _ = self.promote(name, Some(&trial)).await,

@@ -116,6 +116,14 @@ pub struct Routed {
 }
 
 impl Routed {
+    /// The engine's own error, where it is answered in place of the plan: the request's session could not be opened for a
+    /// reason that the client can do something about, and the policy refuses as if the server were at fault.
+    #[must_use]
+    pub fn error(&self) -> Option<&EngineError> {
+        let blames_the_server = matches!(self.plan, Plan::Reject { status: 500.., .. });
+        self.session.failure().filter(|error| blames_the_server && is_the_clients(error))
+    }
+
     /// Of the client's headers, those that any of the policies called could see, with names in lower case.
     #[must_use]
     pub fn visible(&self, headers: &[(String, String)]) -> Vec<(String, String)> {
@@ -124,6 +132,12 @@ impl Routed {
         visible.dedup();
         visible
     }
+}
+
+/// Whether a session was not opened for something that its client can mend, or must wait for.
+fn is_the_clients(error: &EngineError) -> bool {
+    use EngineError::{Busy, Invalid, Template, TooLong};
+    matches!(error, TooLong { .. } | Invalid(_) | Template(_) | Busy { .. })
 }
 
 /// What to do with a request.
@@ -373,6 +387,61 @@ mod tests {
         let any = Allowed { names: None, capabilities: &all, request: &request };
         assert_eq!(any.check(&Plan::Forward { upstream: "weak".into(), model: None }), Ok(()));
         assert!(any.check(&reject(9999, "ok")).is_err(), "what no configuration allows");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_blames_the_server_gives_way_to_what_the_client_can_mend() {
+        use forkpoint_engine::template::TemplateError;
+
+        use crate::wire::{ApiError, Dialect};
+
+        let errors = || {
+            let template = TemplateError::Raised("roles must alternate".into());
+            [
+                (EngineError::TooLong { tokens: 9, limit: 8 }, true),
+                (EngineError::Invalid("no turns".into()), true),
+                (EngineError::Template(template), true),
+                (EngineError::Busy { waiting: 9, limit: 9 }, true),
+                (EngineError::Full { pages: 2, free: 1, total: 1 }, false),
+                (EngineError::Stopped, false),
+            ]
+        };
+        let plans = || {
+            [
+                (reject(500, "failed"), true),
+                (reject(503, "later"), true),
+                (reject(499, "no"), false),
+                (reject(429, "spent"), false),
+                (Plan::Reply("by rule".into()), false),
+                (Plan::Forward { upstream: "up".into(), model: None }, false),
+                (generate(GeneratePlan::default()), false),
+            ]
+        };
+        for (index, (_, gives_way)) in plans().into_iter().enumerate() {
+            for (error, clients) in errors() {
+                assert_eq!(
+                    ApiError::from(&error).status(Dialect::OpenAi).is_client_error(),
+                    clients,
+                    "{error}"
+                );
+                let what = format!("plan {index}, {error}");
+                let mut session = Opening::new(async { Err(error) });
+                let routed = |session| Routed {
+                    policy: String::new(),
+                    version: String::new(),
+                    reason: String::new(),
+                    labels: Vec::new(),
+                    plan: plans().into_iter().nth(index).unwrap().0,
+                    session,
+                    trace: Trace::default(),
+                    held: Vec::new(),
+                };
+                assert!(session.open().await.is_err());
+                assert_eq!(routed(session).error().is_some(), gives_way && clients, "{what}");
+                let never = Opening::new(async { Err(EngineError::TooLong { tokens: 9, limit: 8 }) });
+                assert!(routed(never).error().is_none(), "{what}: nobody needed it");
+            }
+        }
     }
 
     #[test]

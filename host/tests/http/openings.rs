@@ -147,3 +147,51 @@ async fn a_prompt_that_does_not_fit_ends_as_without_a_policy_unless_the_policy_s
         server.stop().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_as_if_the_server_were_at_fault_gives_way_to_a_prompt_that_is_too_long() {
+    let server = start("http://127.0.0.1:9/v1", |_| {}).await;
+    let too_long = ask(&server, MODEL, 40_000, "x", "").await.error();
+    assert_eq!((too_long.0, too_long.1.as_str()), (400, "context_length_exceeded"));
+    let decide = "decide:boolean:Is it?\nbecause:guarded\n";
+    for (bytes, plan, status, code) in [
+        (40_000, "reject:503:later:Later.", 400, "context_length_exceeded"),
+        (40_000, "reject:403:no:No.", 403, "no"),
+        (500, "reject:503:later:Later.", 503, "later"),
+    ] {
+        let refused = ask(&server, "scripted", bytes, &format!("{decide}{plan}"), "").await;
+        let (got, what, _) = refused.error();
+        assert_eq!((got, what.as_str()), (status, code), "{bytes} {plan}: {}", refused.text);
+        assert_eq!(refused.header("x-forkpoint-reason"), "guarded", "{bytes} {plan}");
+    }
+    // By rule, with no word of the session.
+    let by_rule = ask(&server, "scripted", 40_000, "reject:503:later:Later.", "").await.error();
+    assert_eq!((by_rule.0, by_rule.1.as_str()), (503, "later"));
+    server.stop().await;
+
+    // A cache that is full is the server's affair, and the policy's word on it stands.
+    let server = start("http://127.0.0.1:9/v1", |config| config.model.kv_memory = Bytes(300_000)).await;
+    let full = ask(&server, "scripted", 2_500, &format!("{decide}reject:503:later:Later."), "").await.error();
+    assert_eq!((full.0, full.1.as_str()), (503, "later"));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bundled_guard_tells_a_client_that_its_prompt_is_too_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().to_owned();
+    let server = Subject::with_policies(&["plugins/injection-guard.wasm"], |config| {
+        config.journal.dir = Some(journal);
+        // Its examples stay behind: labels are read.
+        config.plugins.probes = false;
+    })
+    .await;
+    let guarded = ask(&server, "injection-guard", 40_000, "What is the capital of France?", "").await;
+    let (status, code, _) = guarded.error();
+    assert_eq!((status, code.as_str()), (400, "context_length_exceeded"), "{}", guarded.text);
+    assert_eq!(guarded.header("x-forkpoint-reason"), "engine-failed");
+    let record = records(folder.path(), 1).await.remove(0);
+    assert_eq!((&record["plan"]["status"], &record["reason"]), (&json!(503), &json!("engine-failed")));
+    assert_eq!(record["outcome"]["error"], "context_length_exceeded");
+    server.stop().await;
+}

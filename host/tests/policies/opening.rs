@@ -126,11 +126,15 @@ async fn a_session_that_cannot_be_opened_is_the_policys_to_handle_and_no_fault_o
         let passed = route("decide:boolean:Is it?\nnext").await;
         assert_eq!((passed.policy.as_str(), passed.reason.as_str()), ("last", CHAIN_EXHAUSTED));
 
-        // No plan: not the fallback, nor the next policy, but the engine's own error once it is carried out.
+        // No plan: no refusal either, but the engine's own error once it is carried out. The next policy is asked.
         for end in ["error:no", "trap", "reject:9999:x:y"] {
             let routed = route(&format!("decide:boolean:Is it?\n{end}")).await;
-            assert!(generated(&routed).session.is_none() && routed.policy == "scripted", "{end}");
-            assert_eq!(routed.reason, fault(&routed).kind.reason(), "{end}");
+            let (last, kind) = (fallback == Fallback::Next, fault(&routed).kind);
+            assert!(
+                generated(&routed).session.is_none() && routed.trace.steps.len() == 1 + usize::from(last)
+            );
+            let reason = if last { CHAIN_EXHAUSTED.to_owned() } else { kind.reason() };
+            assert_eq!(routed.reason, reason, "{end}");
             let error = routed.session.opened().await.unwrap_err();
             assert!(matches!(error, EngineError::TooLong { .. }), "{end}: {error}");
         }
@@ -144,6 +148,31 @@ async fn a_session_that_cannot_be_opened_is_the_policys_to_handle_and_no_fault_o
         assert_eq!(bench.engine.counters().prefill_tokens, 0);
         bench.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_policy_may_forward_what_no_session_holds() {
+    let bench = Bench::start(&["asks=scripted", "decides=scripted"], |options| {
+        upstream(options);
+        options
+            .rules
+            .insert("asks".into(), toml::from_str("fallback = 'next'\ngrant.upstreams = []").unwrap());
+        options.rules.insert("ghost".into(), toml::from_str("fallback = 'next'").unwrap());
+        options.rules.insert("guard".into(), toml::from_str("fallback = 'reject'").unwrap());
+    })
+    .await;
+    let script = "decide:boolean:Is it?\nforward:strong";
+    for (chain, steps) in [(&["asks", "decides"][..], 2), (&["asks", "ghost", "decides"], 3)] {
+        let routed = bench.route(chain, too_long(script)).await;
+        assert_eq!((routed.plan.kind(), routed.policy.as_str()), ("forward", "decides"), "{chain:?}");
+        assert_eq!(routed.trace.steps[0].reason, "policy-denied");
+        assert_eq!(routed.trace.steps.len(), steps);
+    }
+    // One that refuses when it fails still lets nothing by.
+    let routed = bench.route(&["asks", "guard", "decides"], too_long(script)).await;
+    assert!(generated(&routed).session.is_none() && routed.policy == "guard");
+    assert!(matches!(routed.session.opened().await, Err(EngineError::TooLong { .. })));
+    bench.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,7 +84,8 @@ impl ExplainArgs {
         let start = Instant::now();
         let routed = policies.route(&[name], request, session).await;
         let took = start.elapsed();
-        if let (Plan::Generate(_), Some(error)) = (&routed.plan, routed.session.failure()) {
+        let generates = matches!(routed.plan, Plan::Generate(_));
+        if let Some(error) = routed.error().or(routed.session.failure().filter(|_| generates)) {
             bail!("the session cannot be opened: {error}");
         }
         let text = if self.json {
