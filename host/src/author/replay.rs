@@ -84,7 +84,7 @@ impl Replay {
             let prompts = record.has_prompt();
             replay.without_prompt += usize::from(!prompts);
             let recording = Arc::new(Recording::new(then.decisions.clone()));
-            let session = record.session;
+            let session = &record.session;
             let usage = Usage {
                 tokens: session.tokens,
                 reused: session.reused,

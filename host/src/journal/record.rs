@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::time::SystemTime;
 
-use forkpoint_engine::{Message, Role, Tool, Usage};
+use forkpoint_engine::{EngineError, Message, Role, Tool, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -13,7 +13,8 @@ use sha2::{Digest, Sha256};
 use super::files;
 use crate::date::timestamp;
 use crate::models::hex;
-use crate::policy::{PlanRecord, RouteRequest, Routed, SamplingOverrides, Step};
+use crate::policy::{Opening, PlanRecord, RouteRequest, Routed, SamplingOverrides, Step, would_hold};
+use crate::wire::ApiError;
 
 /// The version of the format: a field that changes its meaning raises it, a new field does not.
 pub const VERSION: u32 = 1;
@@ -67,7 +68,7 @@ pub struct Record {
     pub sampling: SamplingOverrides,
     /// The client's headers that a policy saw; empty unless prompts are kept.
     pub headers: Vec<(String, String)>,
-    /// The request's session; zeros where it was never opened.
+    /// The request's session; zeros where none was needed.
     pub session: SessionRecord,
     /// How it ended; none for a shadow.
     pub outcome: Option<Outcome>,
@@ -91,21 +92,36 @@ pub struct Turn {
     pub tool_call_id: Option<String>,
 }
 
-/// Tokens of a session.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Tokens of a session, or why it could not be opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionRecord {
-    /// All.
+    /// All; of one that would outgrow the context, those that it would hold.
     pub tokens: u32,
     /// Those that were resident.
     pub reused: u32,
     /// Those that were computed for the request.
     pub computed: u32,
+    /// The error's code, where it could not be opened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl From<&Opening> for SessionRecord {
+    fn from(session: &Opening) -> Self {
+        session.failure().map_or_else(|| session.told().into(), Self::from)
+    }
+}
+
+impl From<&EngineError> for SessionRecord {
+    fn from(error: &EngineError) -> Self {
+        Self { error: Some(ApiError::from(error).code()), ..would_hold(error).into() }
+    }
 }
 
 impl From<Usage> for SessionRecord {
     fn from(usage: Usage) -> Self {
-        Self { tokens: usage.tokens, reused: usage.reused, computed: usage.computed }
+        Self { tokens: usage.tokens, reused: usage.reused, computed: usage.computed, error: None }
     }
 }
 
@@ -149,7 +165,7 @@ impl Record {
             reason: routed.reason.clone(),
             plan: Some(plan),
             steps: routed.trace.steps.clone(),
-            session: routed.session.usage().unwrap_or_default().into(),
+            session: (&routed.session).into(),
             ..Self::about(request, headers, prompts)
         }
         .without_texts(prompts)
@@ -166,7 +182,7 @@ impl Record {
     pub fn shadow(
         request: &RouteRequest,
         step: Step,
-        session: Usage,
+        session: SessionRecord,
         headers: Vec<(String, String)>,
         prompts: bool,
     ) -> Self {
@@ -177,7 +193,7 @@ impl Record {
             reason: step.reason.clone(),
             plan: step.plan.clone(),
             steps: vec![step],
-            session: session.into(),
+            session,
             ..Self::about(request, headers, prompts)
         }
         .without_texts(prompts)
@@ -314,7 +330,7 @@ mod tests {
 
     #[test]
     fn prompts_are_kept_only_when_asked() {
-        let bare = Record::shadow(&request(), step(), Usage::default(), headers(), false);
+        let bare = Record::shadow(&request(), step(), SessionRecord::default(), headers(), false);
         let line = serde_json::to_string(&bare).unwrap();
         assert!(!line.contains("secret") && !line.contains("acme"), "{line}");
         assert!(!bare.has_prompt() && bare.messages[0].bytes == 8);
@@ -331,7 +347,7 @@ mod tests {
         };
         shorten(&mut plan);
         assert!(!serde_json::to_string(&plan).unwrap().contains("a secret"));
-        let full = Record::shadow(&request(), step(), Usage::default(), headers(), true);
+        let full = Record::shadow(&request(), step(), SessionRecord::default(), headers(), true);
         let read: Record = serde_json::from_str(&serde_json::to_string(&full).unwrap()).unwrap();
         assert_eq!(read, full);
         assert_eq!(read.request().messages, request().messages);

@@ -16,7 +16,6 @@ use super::settings::{Fallback, PolicySettings};
 use super::status::PolicyStatus;
 use super::trace::{Step, Trace, Used};
 use super::{CHAIN_EXHAUSTED, Policies, Shared};
-use crate::journal::Record;
 
 impl Policies {
     /// Asks the policies of a chain in order, until one makes a plan or fails with another fallback than
@@ -73,10 +72,8 @@ impl Policies {
             _ => CHAIN_EXHAUSTED.to_owned(),
         };
         let (plan, labels) = settled.unwrap_or_else(|| (Plan::Generate(GeneratePlan::default()), Vec::new()));
-        let mut session = place.into_opening().expect("the session is the one that was given");
-        for name in shadows {
-            self.shared.shadow(name, &request, hash, &mut session, asked).await;
-        }
+        let session = place.into_opening().expect("the session is the one that was given");
+        let session = self.shadows(shadows, &request, hash, asked).follow(&plan, session).await;
         Routed { policy, version, reason, labels, plan, session, trace, held }
     }
 }
@@ -120,7 +117,13 @@ impl Shared {
         (called, policy.settings.clone())
     }
 
-    async fn run(&self, policy: &Arc<Published>, request: &RouteRequest, hash: u64, place: Place) -> Called {
+    pub(super) async fn run(
+        &self,
+        policy: &Arc<Published>,
+        request: &RouteRequest,
+        hash: u64,
+        place: Place,
+    ) -> Called {
         let patience = Patience { queue: self.options.queue_wait, wall: policy.settings.limits.wall() };
         let capabilities = &policy.settings.capabilities;
         let allowed = Allowed { names: Some(&self.options), capabilities, request };
@@ -131,48 +134,6 @@ impl Shared {
             tracing::warn!(target: "policy", policy = name, version, request, %fault, "no plan");
         }
         called
-    }
-
-    /// Asks a policy apart from the request, on a fork of its session, which is opened for that unless it is; the plan
-    /// is only written down. Where too many such calls run, or there is no room for a fork, it is not asked. `asked` is
-    /// when the chain was.
-    async fn shadow(
-        self: &Arc<Self>,
-        name: &str,
-        request: &Arc<RouteRequest>,
-        hash: u64,
-        session: &mut Opening,
-        asked: Instant,
-    ) {
-        let Some(policy) = self.registry.current(name) else { return };
-        let passed = |why: &str| {
-            tracing::debug!(target: "policy", policy = name, request = request.id, why, "not asked in shadow");
-        };
-        let Ok(permit) = self.shadow_places.clone().try_acquire_owned() else {
-            return passed("too many calls in shadow");
-        };
-        let session = match session.open().await {
-            Ok(session) => session,
-            Err(error) => return passed(&error.to_string()),
-        };
-        let fork = match session.fork().await {
-            Ok(fork) => fork,
-            Err(error) => return passed(&error.to_string()),
-        };
-        let (shared, request, usage) = (self.clone(), request.clone(), session.usage());
-        self.tasks.spawn(async move {
-            let headers = policy.settings.visible(&request.headers);
-            let at_us = guest::micros(asked.elapsed());
-            let called = shared.run(&policy, &request, hash, Place::Engine(fork.into())).await;
-            let step = Step { at_us, ..called.step };
-            if let (Some(traces), Some(context)) = (&shared.options.traces, &request.trace) {
-                traces.shadow(context, asked, &step);
-            }
-            if let Some(journal) = &shared.options.journal {
-                journal.write(Record::shadow(&request, step, usage, headers, journal.keeps_prompts()));
-            }
-            drop(permit);
-        });
     }
 }
 

@@ -73,6 +73,14 @@ impl Place {
         }
     }
 
+    /// What the guest is told of it.
+    pub(super) fn told(&self) -> Usage {
+        match self {
+            Self::Engine(opening) => opening.told(),
+            Self::Offline(session) => session.usage(),
+        }
+    }
+
     /// Nothing where it is not open.
     pub(super) fn usage(&self) -> Usage {
         match self {

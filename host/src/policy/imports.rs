@@ -130,12 +130,12 @@ impl engine::HostSession for State {
             self.count()?;
         } else {
             let _outside = self.enter()?;
-            // There is no failure to tell here: a session that cannot be opened holds nothing.
+            // There is no failure to tell here: what is told says whether the conversation is too long.
             if let Err(Refusal::Trap(error)) = self.open(&this).await {
                 return Err(error);
             }
         }
-        let usage = self.sessions.get(&this)?.usage();
+        let usage = self.sessions.get(&this)?.told();
         Ok(engine::Usage { tokens: usage.tokens, reused: usage.reused, computed: usage.computed })
     }
 

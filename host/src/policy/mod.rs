@@ -33,6 +33,7 @@ mod run;
 mod runtime;
 mod sessions;
 mod settings;
+mod shadow;
 mod share;
 mod signature;
 mod standings;
@@ -52,6 +53,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::cache::Cache;
@@ -62,6 +64,7 @@ use self::state_dir::StateDir;
 use self::watch::{Settle, Watch};
 use crate::probe::shelf::{self, Entry, Shelf};
 
+pub(crate) use self::opening::would_hold;
 pub(crate) use self::runtime::pooled_config;
 pub(crate) use self::signature::{Keys, statement};
 
@@ -113,6 +116,8 @@ struct Shared {
     tasks: TaskTracker,
     /// How many calls in shadow there may be at once.
     shadow_places: Arc<Semaphore>,
+    /// No session is opened any more for calls in shadow.
+    stopping: CancellationToken,
     /// One permit for each component that may be compiled at once: a large one must not hold up a small one.
     compilers: Semaphore,
 }
@@ -155,6 +160,7 @@ impl Policies {
             shelf,
             tasks,
             shadow_places,
+            stopping: CancellationToken::new(),
             compilers,
         });
 
@@ -237,6 +243,7 @@ impl Policies {
         {
             tracing::error!(target: "policy", %error, "the loader of policies broke off");
         }
+        self.shared.stopping.cancel();
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
         if let Some(shelf) = &self.shared.shelf {

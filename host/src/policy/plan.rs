@@ -1,6 +1,7 @@
 //! What goes into a policy and what comes out, in the host's own types.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use forkpoint_engine::{EngineError, Message, Sampling, Session, Tool};
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub struct RouteRequest {
     pub headers: Vec<(String, String)>,
     /// Its place in a trace; none where traces are off.
     pub trace: Option<Arc<TraceContext>>,
+    /// When it has to be over; none where it may last.
+    pub deadline: Option<Instant>,
 }
 
 /// How a reply is sampled, where someone said so; the rest keeps its value.

@@ -57,10 +57,12 @@ pub(super) async fn answer(
                 drafts: chat.sampling.clone(),
                 headers: readable(&headers),
                 trace: delivery.context.trace.clone(),
+                deadline: Some(delivery.context.deadline),
             });
-            let session = Opening::new({
+            let engine = app.engine.clone();
+            let session = Opening::new(async move { engine.open(conversation, &salt).await }).noted({
                 let (app, context) = (app.clone(), delivery.context.clone());
-                async move { app.open(&context, app.engine.open(conversation, &salt)).await }
+                |open| async move { app.open(&context, open).await }
             });
             app.note_begin(&delivery.context, &asked);
             delivery.context.time(|timeline| timeline.chain = Some((Instant::now(), Vec::new())));

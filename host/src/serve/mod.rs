@@ -181,8 +181,11 @@ impl App {
             Ok(session) => Ok(session.usage()),
             Err(error) => Err(ApiError::from(error).code()),
         };
-        if let (Ok(usage), Some(line)) = (&opened, &mut context.record.note().journal) {
-            line.session = (*usage).into();
+        if let Some(line) = &mut context.record.note().journal {
+            line.session = match &session {
+                Ok(session) => session.usage().into(),
+                Err(error) => error.into(),
+            };
         }
         context.time(|timeline| {
             if let Some((_, how)) = &mut timeline.opened {

@@ -141,6 +141,10 @@ async fn a_prompt_that_does_not_fit_ends_as_without_a_policy_unless_the_policy_s
 
         let records = records(journal.path(), 3).await;
         assert_eq!(records[0]["outcome"]["error"], code);
+        assert_eq!(
+            (&records[0]["session"]["error"], &records[2]["session"]["error"]),
+            (&json!(code), &json!(code))
+        );
         assert_eq!(records[0]["steps"][0]["decisions"][0]["failure"]["kind"], "full");
         assert_eq!(records[2]["outcome"]["error"], Value::Null);
         assert_eq!(records[2]["plan"]["kind"], "forward");
@@ -193,5 +197,36 @@ async fn a_bundled_guard_tells_a_client_that_its_prompt_is_too_long() {
     let record = records(folder.path(), 1).await.remove(0);
     assert_eq!((&record["plan"]["status"], &record["reason"]), (&json!(503), &json!("engine-failed")));
     assert_eq!(record["outcome"]["error"], "context_length_exceeded");
+    assert_eq!(record["session"]["error"], "context_length_exceeded");
+    assert!(
+        record["session"]["tokens"].as_u64().unwrap() > 4096 && record["session"]["computed"] == 0,
+        "{record}"
+    );
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_shadow_computes_is_not_the_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().to_owned();
+    let components = [SCRIPTED, "tests/fixtures/reply-v1.wasm"];
+    let server = Subject::with_policies(&components, |config| {
+        config.journal.dir = Some(journal);
+        config.policies.insert("reply-v1".into(), toml::from_str("shadow = true").unwrap());
+        config.routes.insert("watched".into(), ["reply-v1", "scripted"].map(str::to_owned).to_vec());
+    })
+    .await;
+    let reply = ask(&server, "watched", 2_000, "reply:by rule", "").await.ok();
+    assert_eq!(reply["choices"][0]["message"]["content"], "by rule");
+    assert_eq!(
+        (&reply["usage"]["prompt_tokens"], &reply["usage"]["x_forkpoint"]["computed"]),
+        (&json!(0), &json!(0))
+    );
+    let both = records(folder.path(), 2).await;
+    let of = |kind: &str| both.iter().find(|record| record["kind"] == kind).unwrap();
+    assert_eq!(of("request")["session"], json!({"tokens": 0, "reused": 0, "computed": 0}));
+    let shadow = of("shadow");
+    assert!(shadow["session"]["computed"].as_u64().unwrap() > 300, "{shadow}");
+    assert_eq!((&shadow["plan"]["kind"], &shadow["id"]), (&json!("reply"), &of("request")["id"]));
     server.stop().await;
 }

@@ -1,14 +1,17 @@
 //! Sessions that are opened when they are first needed: what opens one, and what comes of one that cannot be.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forkpoint::journal::{Journal, Kind};
 use forkpoint::policy::{
-    CHAIN_EXHAUSTED, Fallback, FaultKind, Opening, PolicyOptions, PolicyRules, RouteRequest,
+    CHAIN_EXHAUSTED, Fallback, FaultKind, Opening, PlanRecord, PolicyOptions, PolicyRules, RouteRequest,
 };
 use forkpoint_engine::{Conversation, EngineError, Message, Role};
 
-use super::{Bench, eventually, fault, fixture, generated, say, text, with};
+use super::platform::journal;
+use super::{Bench, eventually, fault, fixture, generated, say, text, trial, with};
 
 /// A request whose last turn is this script, after a turn of so many bytes.
 fn after(bytes: usize, script: &str) -> RouteRequest {
@@ -118,7 +121,11 @@ async fn a_session_that_cannot_be_opened_is_the_policys_to_handle_and_no_fault_o
             );
             assert_eq!(lines[0], lines[1], "it is tried once");
         }
-        assert_eq!(text(&route("usage\necho").await), "usage 0 0 0");
+        // So that a policy that goes by the length still does.
+        let told = text(&route("usage\nusage\necho").await);
+        let tokens: Vec<u32> =
+            told.lines().map(|line| line.split(' ').nth(1).unwrap().parse().unwrap()).collect();
+        assert!(tokens[0] > 4096 && tokens[0] == tokens[1] && told.ends_with(" 0 0"), "{told}");
 
         let forwarded = route("decide:boolean:Is it?\nforward:strong").await;
         assert_eq!(forwarded.plan.kind(), "forward");
@@ -187,26 +194,111 @@ async fn a_version_on_trial_is_not_judged_by_requests_that_no_session_holds() {
         let routed = bench.route(&["p"], too_long("decide:boolean:Is it?\nerror:no")).await;
         assert_eq!(routed.reason, "policy-error");
     }
-    let trial = bench.status("p").canary.expect("it goes on");
-    assert_eq!((trial.calls, trial.faults), (0, 0));
+    let counts = || bench.status("p").canary.map(|trial| (trial.calls, trial.faults)).expect("it goes on");
+    assert_eq!(counts(), (0, 0));
+    // What the version does itself is: well, or badly.
+    assert_eq!(text(&bench.route(&["p"], too_long("decide:boolean:Is it?\nreply:x")).await), "x");
+    assert_eq!(counts(), (1, 0));
+    assert_eq!(bench.route(&["p"], too_long("decide:boolean:Is it?\ntrap")).await.reason, "policy-trap");
+    assert_eq!(counts(), (2, 1));
+    bench.end().await;
+}
+
+/// Opens a request's session for real, so much later.
+fn late(bench: &Bench, request: &RouteRequest, after: Duration) -> Opening {
+    let conversation = Conversation { messages: request.messages.clone(), tools: Vec::new() };
+    let engine = bench.engine.clone();
+    Opening::new(async move {
+        tokio::time::sleep(after).await;
+        engine.open(conversation, "").await
+    })
+}
+
+/// `rules` replies by rule, whatever is said; `watch` is in shadow.
+async fn watched(journal: &Arc<Journal>) -> Bench {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(fixture("scripted"), dir.path().join("watch.wasm")).unwrap();
+    fs::write(dir.path().join("rules.wasm"), trial()).unwrap();
+    let journal = journal.clone();
+    Bench::over(dir, |options| {
+        options.journal = Some(journal);
+        options.rules.insert("watch".into(), toml::from_str("shadow = true").unwrap());
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_plan_waits_for_a_shadow() {
+    let (journal, wait) = (journal(), Duration::from_secs(2));
+    let bench = watched(&journal).await;
+    let chain = ["watch".to_owned(), "rules".to_owned()];
+    // "c" lets `rules` reply with the conversation's name, "n" pass; the rest is the script of `watch`.
+    for (first, plan, records) in [("calls\n", "reply", 1), ("no-tools\n", "generate", 2)] {
+        let request = after(1_000, &format!("{first}decide:boolean:Is it?\nreply:seen"));
+        let session = late(&bench, &request, wait);
+        let start = Instant::now();
+        let routed = bench.policies.route(&chain, request, session).await;
+        assert!(start.elapsed() < wait / 2, "{plan}: {:?}", start.elapsed());
+        assert_eq!((routed.plan.kind(), routed.trace.steps.len()), (plan, 1));
+        assert!(routed.session.session().is_none() && routed.session.failure().is_none(), "{plan}");
+        if plan == "generate" {
+            // It follows the reply's own session.
+            assert!(routed.session.opened().await.unwrap().usage().tokens > 100);
+        }
+        eventually("the shadow is written down", || journal.read(9).0.len() == records).await;
+        let record = &journal.read(9).0[records - 1].record;
+        assert_eq!((record.kind, record.policy.as_str()), (Kind::Shadow, "watch"));
+        assert_eq!(record.steps[0].decisions[0].answers.len(), 1, "{record:?}");
+        assert!(record.session.tokens > 100, "{record:?}");
+    }
     bench.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shadow_that_has_no_session_is_not_asked_and_costs_the_request_nothing() {
-    let bench = Bench::start(&["watch=scripted", "scripted"], |options| {
-        options.rules.insert("watch".into(), toml::from_str("shadow = true").unwrap());
-    })
-    .await;
-    let routed = bench.route(&["watch", "scripted"], too_long("reply:x")).await;
-    assert_eq!(text(&routed), "x");
+async fn a_shadow_computes_what_it_needs_and_no_more() {
+    let journal = journal();
+    let bench = watched(&journal).await;
+    for (count, request) in [after(500, "calls\nreply:x"), too_long("calls\nreply:x")].into_iter().enumerate()
+    {
+        assert_eq!(bench.route(&["watch", "rules"], request).await.plan.kind(), "reply");
+        eventually("the shadow is asked", || journal.read(9).0.len() == count + 1).await;
+        let record = &journal.read(9).0[count].record;
+        assert_eq!((record.plan.as_ref().map(PlanRecord::kind), record.session.tokens), (Some("reply"), 0));
+        assert_eq!(bench.engine.counters().prefill_tokens, 0);
+    }
+    // One that asks of what no session holds learns that, as it would alone.
+    let script = "calls\ndecide:boolean:Is it?\nreply:x";
+    assert_eq!(bench.route(&["watch", "rules"], too_long(script)).await.plan.kind(), "reply");
+    eventually("the shadow is asked", || journal.read(9).0.len() == 3).await;
+    let record = &journal.read(9).0[2].record;
+    assert!(record.steps[0].decisions[0].failure.is_some());
+    assert_eq!(record.session.error.as_deref(), Some("context_length_exceeded"));
+    assert!(record.session.tokens > 4096, "{:?}", record.session);
+    // Where that is known already it is not asked.
+    let routed = bench.route(&["watch", "rules"], too_long("d")).await;
+    assert!(routed.session.failure().is_some());
     drop(routed);
-    let routed = bench.route(&["watch", "scripted"], after(500, "reply:x")).await;
-    assert_eq!(text(&routed), "x");
-    assert!(routed.session.session().is_some(), "opened for the shadow's sake");
-    drop(routed);
-    eventually("one shadow is asked", || bench.status("watch").calls == 1).await;
+    assert_eq!(bench.status("watch").calls, 3);
     bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shadow_opens_no_session_beyond_its_requests_time_or_the_servers() {
+    let journal = journal();
+    let bench = watched(&journal).await;
+    let chain = ["watch".to_owned(), "rules".to_owned()];
+    let script = "calls\ndecide:boolean:Is it?\nreply:seen";
+    let request =
+        RouteRequest { deadline: Some(Instant::now() + Duration::from_millis(200)), ..after(500, script) };
+    let session = late(&bench, &request, Duration::from_secs(3600));
+    assert_eq!(bench.policies.route(&chain, request, session).await.plan.kind(), "reply");
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let session = late(&bench, &after(500, script), Duration::from_secs(3600));
+    assert_eq!(bench.policies.route(&chain, after(500, script), session).await.plan.kind(), "reply");
+    let start = Instant::now();
+    bench.end().await;
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(journal.read(9).0.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,12 +307,7 @@ async fn a_policys_wall_time_is_not_spent_on_the_opening() {
     let bench = Bench::start(&["scripted"], with(toml::from_str(rules).unwrap())).await;
     for (end, ends_by) in [("reply:in time", None), ("loop", Some(FaultKind::Wall))] {
         let request = after(1_000, &format!("decide:boolean:Is it?\n{end}"));
-        let conversation = Conversation { messages: request.messages.clone(), tools: Vec::new() };
-        let engine = bench.engine.clone();
-        let session = Opening::new(async move {
-            tokio::time::sleep(Duration::from_millis(1_200)).await;
-            engine.open(conversation, "").await
-        });
+        let session = late(&bench, &request, Duration::from_millis(1_200));
         let start = Instant::now();
         let routed = bench.policies.route(&["scripted".to_owned()], request, session).await;
         let took = start.elapsed();

@@ -167,7 +167,7 @@ async fn a_component_may_carry_its_manifest() {
     bench.end().await;
 }
 
-fn journal() -> std::sync::Arc<Journal> {
+pub(super) fn journal() -> std::sync::Arc<Journal> {
     let (max_file, max_total) = (Bytes(1 << 20), Bytes(1 << 20));
     Journal::open(&JournalOptions { dir: None, prompts: true, max_file, max_total }).unwrap()
 }
@@ -197,7 +197,7 @@ async fn a_policy_in_shadow_is_journaled_and_decides_nothing() {
     // Alone in its chain it leaves the request to the model; its faults are nobody else's.
     let routed = bench.route(&["new"], say("trap")).await;
     assert_eq!((routed.reason.as_str(), routed.policy.as_str()), (CHAIN_EXHAUSTED, ""));
-    drop(routed);
+    drop(routed.session.opened().await.unwrap());
     eventually("so is its fault", || kept.read(9).0.len() == 2).await;
     assert_eq!(kept.read(9).0[1].record.reason, "policy-trap");
     bench.end().await;
