@@ -44,7 +44,7 @@ pub(super) async fn measure(
     };
     let path = config.plugins.dir.join(format!("{POLICY}.wasm"));
     let memory = Limits::DEFAULT.with(&config.plugins.defaults.limits).memory_mb as usize * (1 << 20);
-    let bare = Bare::new(&read(&path)?, config.plugins.concurrency, memory, &request, Default::default())?;
+    let bare = Bare::new(&read(&path)?, config.places(), memory, &request, Default::default())?;
     let chain = [POLICY.to_owned()];
     let session = app.engine.open(Conversation { messages, tools: Vec::new() }, "").await?;
     let mut session = Some(Opening::from(session));

@@ -38,7 +38,7 @@ pub use self::tables::{
     JournalConfig, ModelConfig, PluginsConfig, ServerConfig, StateConfig, ToolConfig, TracesConfig,
     UpstreamConfig,
 };
-use crate::policy::{PolicyRules, is_policy_name};
+use crate::policy::{PolicyOptions, PolicyRules, is_policy_name};
 use crate::traces::collector_url;
 
 /// What `forkpoint.toml` says; what it does not say has the default.
@@ -188,7 +188,7 @@ impl Config {
             ("server.max_connections", self.server.max_connections as u64),
             ("server.max_body_bytes", self.server.max_body_bytes.0),
             ("server.request_timeout_ms", self.server.request_timeout_ms),
-            ("plugins.concurrency", u64::from(self.plugins.concurrency)),
+            ("plugins.concurrency", u64::from(self.places())),
             ("journal.max_file", self.journal.max_file.0),
             ("journal.max_total", self.journal.max_total.0),
         ];
@@ -196,6 +196,26 @@ impl Config {
             Some((key, _)) => Err(ConfigError::value(*key, "must be at least 1, got 0")),
             None => Ok(()),
         }
+    }
+
+    /// Calls of policies that there may be at once.
+    #[must_use]
+    pub fn places(&self) -> u32 {
+        let said = self.plugins.concurrency.map(|places| places.min(PolicyOptions::MOST_PLACES));
+        said.unwrap_or_else(|| PolicyOptions::places_for(self.server.max_in_flight))
+    }
+
+    /// What an operator should know of the places for calls of policies, where there are fewer than requests.
+    pub(crate) fn few_places(&self) -> Option<String> {
+        let (places, requests) = (self.places(), self.server.max_in_flight);
+        (requests > places as usize).then(|| {
+            format!(
+                "plugins.concurrency gives calls of policies {places} places, and server.max_in_flight lets \
+                 {requests} requests in: a call keeps its place while its prompt is prefilled, so once all are taken, \
+                 other requests find their policies busy after {} ms (plugins.queue_wait_ms) and take the fallback",
+                self.plugins.queue_wait_ms
+            )
+        })
     }
 
     /// The operator's tools, as the engine takes them.
@@ -221,6 +241,26 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fewer_places_than_requests_are_said_to_be_few() {
+        let of = |text: &str| {
+            let config = Config::parse(text).unwrap();
+            (config.places(), config.few_places().is_some())
+        };
+        assert_eq!(of(""), (342, false));
+        assert_eq!(of("server.max_in_flight = 30"), (40, false));
+        assert_eq!(of("plugins.concurrency = 256"), (256, false));
+        assert_eq!(of("plugins.concurrency = 64"), (64, true));
+        assert_eq!(of("server.max_in_flight = 8\nplugins.concurrency = 8"), (8, false));
+        assert_eq!(of("server.max_in_flight = 2_000"), (1_000, true), "no more can be had");
+        assert_eq!(of("server.max_in_flight = 2_000\nplugins.concurrency = 5_000"), (1_000, true));
+        let warning = Config::parse("plugins.concurrency = 64").unwrap().few_places().unwrap();
+        for part in ["64 places", "256 requests", "2000 ms", "fallback"] {
+            assert!(warning.contains(part), "{part}: {warning}");
+        }
+        assert!(Config::parse("plugins.concurrency = 0").is_err());
+    }
 
     #[test]
     fn an_empty_file_is_the_default() {

@@ -10,7 +10,7 @@ use forkpoint_engine::{KvPrecision, Quantize};
 use serde::{Deserialize, Deserializer};
 
 use super::Bytes;
-use crate::policy::{PolicyRules, PublicKey, Share, SomeLimits};
+use crate::policy::{PolicyOptions, PolicyRules, PublicKey, Share, SomeLimits};
 
 /// `[server]`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -47,7 +47,7 @@ impl Default for ServerConfig {
             admin_keys_env: None,
             admin_keys_file: None,
             max_body_bytes: Bytes(8 << 20),
-            max_in_flight: 256,
+            max_in_flight: PolicyOptions::REQUESTS,
             max_connections: 1024,
             request_timeout_ms: 600_000,
             drain_timeout_ms: 30_000,
@@ -127,8 +127,8 @@ pub struct PluginsConfig {
     pub dir: PathBuf,
     /// Where compiled code is kept over restarts; none takes `policies` in the cache folder.
     pub cache: Option<PathBuf>,
-    /// Requests that may be inside policies at once.
-    pub concurrency: u32,
+    /// Calls of policies that there may be at once; none takes what [`ServerConfig::max_in_flight`] requests need.
+    pub concurrency: Option<u32>,
     /// Instances of policies that call themselves stateless that may be kept between calls; 0 keeps none.
     pub warm_instances: u32,
     /// Milliseconds that a request waits for a place among them.
@@ -154,7 +154,7 @@ impl Default for PluginsConfig {
         Self {
             dir: PathBuf::from("plugins"),
             cache: None,
-            concurrency: 256,
+            concurrency: None,
             warm_instances: 0,
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),

@@ -149,8 +149,8 @@ impl Policies {
         let compilers = Semaphore::new(runtime::CANARIES as usize);
         let shelf = options.engine.clone().map(|engine| Shelf::new(engine, options.probe_cache.clone()));
         let registry = Registry::default();
-        let (tasks, shadow_places) = (TaskTracker::new(), options.concurrency.div_ceil(4) as usize);
-        let shadow_places = Arc::new(Semaphore::new(shadow_places));
+        let tasks = TaskTracker::new();
+        let shadow_places = Arc::new(Semaphore::new(options.shadow_places()));
         let shared = Arc::new(Shared {
             options,
             runtime,

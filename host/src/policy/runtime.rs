@@ -15,6 +15,7 @@ use super::contract;
 use super::guest::{Halt, State};
 use super::registry::Published;
 use super::run::Instance;
+use super::settings::PolicyOptions;
 use super::warm::Warm;
 
 /// Elements of the largest table: languages that compile to WebAssembly with their runtime need tens of thousands.
@@ -35,6 +36,11 @@ const LAST_CALLS: Duration = Duration::from_secs(30);
 
 /// Most memories of a component. Most languages need one; QuickJS and its adapters have three.
 const MEMORIES: u32 = 4;
+
+/// Bytes that stay with the memories of all places together, and with one of them.
+const RESIDENT: usize = 1 << 30;
+const LEAST_RESIDENT: usize = 256 << 10;
+const MOST_RESIDENT: usize = 4 << 20;
 
 /// Most tables of a component, and core instances in it: componentize-py links some dozens of modules.
 const TABLES: u32 = 40;
@@ -96,7 +102,7 @@ impl Runtime {
     /// Sets up an engine for so many requests at once, whose guests have at most `memory` bytes each, and for so many
     /// `warm` instances between them. A metered one counts the guests' instructions.
     pub(super) fn new(concurrency: u32, warm: u32, memory: usize, metered: bool) -> Result<Self, StartError> {
-        let (concurrency, warm) = (concurrency.clamp(1, 1000), warm.min(1000));
+        let (concurrency, warm) = (concurrency.clamp(1, PolicyOptions::MOST_PLACES), warm.min(1000));
         let pool = pool(concurrency + CANARIES + warm, memory);
         let engine = match Engine::new(config(Some(pool)).consume_fuel(metered)) {
             Ok(engine) => engine,
@@ -175,7 +181,7 @@ impl Runtime {
 
 /// The configuration that policies run on, for measuring what the host adds to it.
 pub(crate) fn pooled_config(concurrency: u32, memory: usize) -> Config {
-    config(Some(pool(concurrency.clamp(1, 1000) + CANARIES, memory)))
+    config(Some(pool(concurrency.clamp(1, PolicyOptions::MOST_PLACES) + CANARIES, memory)))
 }
 
 fn config(pool: Option<PoolingAllocationConfig>) -> Config {
@@ -212,16 +218,21 @@ fn pool(instances: u32, memory: usize) -> PoolingAllocationConfig {
         .max_unused_warm_slots(instances.min(16))
         // Linux 6.7 tells which pages were touched: they are reset in place, and the next call faults on none.
         .pagemap_scan(Enabled::Auto)
-        .linear_memory_keep_resident(resident())
+        .linear_memory_keep_resident(resident(
+            instances,
+            PoolingAllocationConfig::is_pagemap_scan_available(),
+        ))
         .table_keep_resident(512 << 10);
     pool
 }
 
 /// Bytes of a memory that stay with its place from call to call. Where the kernel tells what was touched: with a
-/// sixteenth of it, a call of Go's runtime faulted on 88 pages, and now on none; Python's still on some 300. Where it does
-/// not, as many are zeroed at each end, touched or not.
-fn resident() -> usize {
-    if PoolingAllocationConfig::is_pagemap_scan_available() { 4 << 20 } else { 256 << 10 }
+/// sixteenth of the most, a call of Go's runtime faulted on 88 pages, and with all of it on none; Python's still on some
+/// 300. After a burst they stay with every place, so all together have a bound. Where the kernel does not tell, as many
+/// are zeroed at each end, touched or not.
+fn resident(instances: u32, told: bool) -> usize {
+    let share = RESIDENT / (instances * MEMORIES) as usize;
+    if told { share.clamp(LEAST_RESIDENT, MOST_RESIDENT) } else { LEAST_RESIDENT }
 }
 
 /// The thread that advances the epoch while any guest runs or ran of late, and sleeps otherwise.
@@ -296,6 +307,19 @@ impl Drop for Ticking<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stays_resident_has_a_bound_over_all_places() {
+        for instances in [1, 64, 66, 344, 1_002] {
+            let each = resident(instances, true);
+            let all = each * (instances * MEMORIES) as usize;
+            assert!((LEAST_RESIDENT..=MOST_RESIDENT).contains(&each), "{instances}: {each}");
+            assert!(all <= RESIDENT || each == LEAST_RESIDENT, "{instances}: {all}");
+            assert_eq!(resident(instances, false), LEAST_RESIDENT);
+        }
+        assert_eq!((resident(64, true), resident(2_002, true)), (MOST_RESIDENT, LEAST_RESIDENT));
+        assert!(resident(344, true) < 1 << 20, "at the default, and each of four memories");
+    }
 
     #[tokio::test]
     async fn guests_are_counted_while_they_run_and_a_stop_ends_the_ticking() {

@@ -16,6 +16,9 @@ use super::signature::Signers;
 use crate::journal::Journal;
 use crate::traces::Traces;
 
+/// Of so many places, calls in shadow may have one.
+const SHADOWS: usize = 4;
+
 /// How the policies of a server are run.
 #[derive(Debug, Clone)]
 pub struct PolicyOptions {
@@ -31,7 +34,8 @@ pub struct PolicyOptions {
     pub defaults: PolicyRules,
     /// What manifests may ask for where no rule says otherwise.
     pub ceiling: Limits,
-    /// Requests that may be inside policies at once: the size of the instance pool.
+    /// Calls of policies that there may be at once, a quarter of them in shadow: the size of the instance pool. A call
+    /// keeps its place while the request's session is opened for it. At most [`Self::MOST_PLACES`].
     pub concurrency: u32,
     /// Instances of stateless policies that may be kept between calls; 0 keeps none.
     pub warm_instances: u32,
@@ -61,6 +65,24 @@ pub struct PolicyOptions {
 }
 
 impl PolicyOptions {
+    /// Most calls at once.
+    pub const MOST_PLACES: u32 = 1_000;
+
+    /// Requests in flight for which there are places where nobody says otherwise.
+    pub(crate) const REQUESTS: usize = 256;
+
+    /// Places for so many requests at once, and for the calls in shadow that may run beside them.
+    #[must_use]
+    pub fn places_for(requests: usize) -> u32 {
+        let places = requests.saturating_add(requests.div_ceil(SHADOWS - 1));
+        u32::try_from(places).map_or(Self::MOST_PLACES, |places| places.min(Self::MOST_PLACES))
+    }
+
+    /// The places that calls in shadow may have.
+    pub(super) fn shadow_places(&self) -> usize {
+        (self.concurrency as usize).div_ceil(SHADOWS)
+    }
+
     /// The defaults, over a directory.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>) -> Self {
@@ -71,7 +93,7 @@ impl PolicyOptions {
             rules: BTreeMap::new(),
             defaults: PolicyRules::default(),
             ceiling: Limits::CEILING,
-            concurrency: 64,
+            concurrency: Self::places_for(Self::REQUESTS),
             warm_instances: 0,
             queue_wait: Duration::from_secs(2),
             max_file: 64 << 20,
@@ -239,6 +261,18 @@ mod tests {
 
     fn rules(text: &str) -> PolicyRules {
         toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn there_is_a_place_for_each_request_beside_those_in_shadow() {
+        for (requests, places) in [(1, 2), (8, 11), (256, 342), (750, 1_000), (100_000, 1_000)] {
+            let options =
+                PolicyOptions { concurrency: PolicyOptions::places_for(requests), ..PolicyOptions::new("x") };
+            assert_eq!(options.concurrency, places, "{requests}");
+            let left = places as usize - options.shadow_places();
+            assert!(left >= requests.min(750), "{requests}: {left}");
+        }
+        assert_eq!(PolicyOptions::new("x").concurrency, 342);
     }
 
     #[test]

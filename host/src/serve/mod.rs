@@ -285,6 +285,9 @@ impl App {
             let message = "the loaded model has this name already; requests would never reach the policies";
             return Err(ConfigError::value(format!("routes.{name}"), message).into());
         }
+        if let Some(warning) = config.few_places() {
+            tracing::warn!("{warning}");
+        }
         let journal = open_journal(&config.journal, state.as_deref())?;
         let traces = Traces::start(&config.traces)?;
         let policies = Policies::start(PolicyOptions {
@@ -295,7 +298,7 @@ impl App {
             rules: config.policies.clone(),
             defaults: config.plugins.defaults.clone(),
             ceiling: Limits::CEILING.with(&config.plugins.ceiling),
-            concurrency: config.plugins.concurrency,
+            concurrency: config.places(),
             warm_instances: config.plugins.warm_instances,
             queue_wait: Duration::from_millis(config.plugins.queue_wait_ms),
             max_file: config.plugins.max_file.0,

@@ -302,6 +302,27 @@ async fn a_shadow_opens_no_session_beyond_its_requests_time_or_the_servers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_place_is_kept_while_a_session_is_opened() {
+    for (places, kind) in [(1, Some(FaultKind::Busy)), (2, None)] {
+        let bench = Bench::start(&["scripted"], |options| {
+            (options.concurrency, options.queue_wait) = (places, Duration::from_millis(50));
+        })
+        .await;
+        let request = after(500, "decide:boolean:Is it?\nreply:asked");
+        let session = late(&bench, &request, Duration::from_secs(1));
+        let chain = ["scripted".to_owned()];
+        let (asked, beside) = tokio::join!(bench.policies.route(&chain, request, session), async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            bench.run("scripted", "reply:hi").await
+        });
+        assert_eq!(text(&asked), "asked");
+        assert_eq!(beside.trace.fault().map(|fault| fault.kind), kind, "{places} places");
+        drop((asked, beside));
+        bench.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_policys_wall_time_is_not_spent_on_the_opening() {
     let rules = "fallback = 'generate'\n[limits]\ncpu_ms = 60_000\nwall_ms = 500";
     let bench = Bench::start(&["scripted"], with(toml::from_str(rules).unwrap())).await;

@@ -58,7 +58,7 @@ impl Subject {
         config.model.kv_memory = Bytes(16 << 20);
         config.plugins.dir = plugins.path().to_owned();
         config.plugins.cache = Some(repository("target/test-cache"));
-        config.plugins.concurrency = 8;
+        config.plugins.concurrency = Some(8);
         config.state.dir = Some(StateConfig::MEMORY.into());
         change(&mut config);
         let listener = bind(config.server.addr).await.unwrap();
