@@ -14,8 +14,9 @@ A record is a table of SOURCES.toml beside the component:
     language  "rust", "c", "cpp", "javascript", "typescript", "python", "go", "assemblyscript", "zig" or "wat"
     source    the folder, from the root of the repository
     sources   SHA-256, in hex, of the lines "PATH\\0SHA256\\n" of every source file, sorted by path as bytes; paths are
-              from the root of the repository, SHA256 is that of the file, in hex. Source files are those that SHARED
-              names for the language and all in the folder except *.md and what tools leave there (LEFT)
+              from the root of the repository, SHA256 is that of the file, in hex; of the contract, that of its lines
+              but for comments, blank lines and blanks around them: words about it change no component. Source files are
+              those that SHARED names for the language and all in the folder except *.md and what tools leave there (LEFT)
     component SHA-256 of the component, in hex
     wasi      optional: "adapter" where the component is to ask the host for WASI
 
@@ -85,7 +86,7 @@ class Guest:
                   and not LEFT & set(path.relative_to(self.source).parts)}
         if self.language == "rust":
             found |= {self.workspace() / "Cargo.toml", self.workspace() / "Cargo.lock"}
-        lines = ((path.relative_to(ROOT).as_posix().encode(), sha256(path).encode()) for path in found)
+        lines = ((path.relative_to(ROOT).as_posix().encode(), digest(path).encode()) for path in found)
         return hashlib.sha256(b"".join(name + b"\0" + digest + b"\n" for name, digest in sorted(lines))).hexdigest()
 
     def workspace(self) -> pathlib.Path:
@@ -116,6 +117,14 @@ def run(command: list, **how) -> None:
     words = [str(word) for word in command]
     print("+", " ".join(words), file=sys.stderr, flush=True)
     subprocess.run(words, check=True, stdout=sys.stderr, **how)
+
+
+def digest(path: pathlib.Path) -> str:
+    """What the record has of a source file."""
+    if path != WIT / "policy.wit":
+        return sha256(path)
+    lines = (line.strip() for line in path.read_bytes().splitlines())
+    return hashlib.sha256(b"".join(line + b"\n" for line in lines if line and not line.startswith(b"//"))).hexdigest()
 
 
 def sha256(path: pathlib.Path) -> str:
