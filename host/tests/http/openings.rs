@@ -205,6 +205,59 @@ async fn a_bundled_guard_tells_a_client_that_its_prompt_is_too_long() {
     server.stop().await;
 }
 
+/// The bundled `budget`, with this in its configuration, forwards what is within.
+async fn budget(url: &str, kv_memory: u64, config: &str) -> Subject {
+    Subject::with_policies(&["plugins/budget.wasm"], |server| {
+        server.upstreams.insert("up".into(), upstream(url));
+        server.model.kv_memory = Bytes(kv_memory);
+        let rules = format!("fallback = 'reject'\n[config]\nwithin = 'forward up'\n{config}");
+        server.policies.insert("budget".into(), toml::from_str(&rules).unwrap());
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_counts_prompts_that_no_session_holds() {
+    let elsewhere = Elsewhere::default();
+    let url = elsewhere.start().await;
+    let seen = || elsewhere.seen.lock().unwrap().len();
+    let server = budget(&url, 16 << 20, "tokens = 2000").await;
+    assert_eq!(ask(&server, "budget", 500, "Hello", "").await.status.as_u16(), 200);
+    assert_eq!(seen(), 1);
+    let refused = ask(&server, "budget", 40_000, "Hello", "").await.error();
+    assert_eq!((refused.0, refused.1.as_str()), (429, "quota-tokens"));
+    server.stop().await;
+
+    let server = budget(&url, 300_000, "tokens = 1000000").await;
+    let uncounted = ask(&server, "budget", 2_500, "Hello", "").await;
+    let (status, code, _) = uncounted.error();
+    assert_eq!((status, code.as_str()), (503, "engine-failed"), "{}", uncounted.text);
+    assert_eq!(seen(), 1, "neither is forwarded");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_that_is_used_up_computes_no_prompt() {
+    let elsewhere = Elsewhere::default();
+    let url = elsewhere.start().await;
+    let server = budget(&url, 16 << 20, "requests = 1").await;
+    // The last request of a window is degraded: answered here.
+    assert_eq!(ask(&server, "budget", 100, "Hello", "a").await.status.as_u16(), 200);
+    let before = computed(&server).await;
+    assert!(before > 0.0, "its tokens are counted");
+    let refused = ask(&server, "budget", 2_000, "Hello", "b").await.error();
+    assert_eq!((refused.0, refused.1.as_str()), (429, "quota-requests"));
+    assert_eq!(computed(&server).await, before);
+    server.stop().await;
+
+    // Its reply of 8 tokens alone leaves the quota no room for a prompt.
+    let server = budget(&url, 16 << 20, "tokens = 8").await;
+    let refused = ask(&server, "budget", 2_000, "Hello", "").await.error();
+    assert_eq!((refused.0, refused.1.as_str()), (429, "quota-tokens"));
+    assert_eq!(computed(&server).await, 0.0);
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_shadow_computes_is_not_the_requests() {
     let folder = tempfile::tempdir().unwrap();
