@@ -22,8 +22,8 @@ impl Policies {
     /// [`Fallback::Next`]; those in shadow are passed over, and asked apart once there is a plan. Never fails: what
     /// goes wrong is in the trace. Dropping the future ends the guest and whatever it waits for.
     ///
-    /// The session is opened by the first policy that needs it. Once that has failed, no fallback refuses: the plan is to
-    /// generate instead, which fails for the same reason. What else may stand for a plan then says [`Routed::error`].
+    /// The session is opened by the first policy that needs it. Once that has failed, no fallback refuses: the plan
+    /// is to generate instead, which fails for the same reason. [`Routed::error`] may stand for other plans then.
     pub async fn route(
         &self,
         chain: &[String],
@@ -99,7 +99,7 @@ impl Shared {
         };
         let called = self.run(&policy, request, hash, place).await;
         let fault = called.step.fault.as_ref().map(|fault| fault.kind);
-        // A busy server says nothing of a version, nor does one that passes on that no session holds the request.
+        // A busy server says nothing of a version, nor does an error that may be the session's, passed on.
         let telling = match fault {
             Some(FaultKind::Busy) => false,
             Some(FaultKind::Error) => called.place.failure().is_none(),

@@ -119,8 +119,8 @@ pub struct Routed {
 }
 
 impl Routed {
-    /// The engine's own error, where it is answered in place of the plan: the request's session could not be opened for a
-    /// reason that the client can do something about, and the policy refuses as if the server were at fault.
+    /// The engine's own error, where it is answered in place of the plan: the request's session could not be opened
+    /// for a reason that the client can mend or must wait for, and the policy refuses as if the server were at fault.
     #[must_use]
     pub fn error(&self) -> Option<&EngineError> {
         let blames_the_server = matches!(self.plan, Plan::Reject { status: 500.., .. });

@@ -40,9 +40,9 @@ impl Policies {
 }
 
 impl Shadows {
-    /// Asks them, one after the other, with no wait for the plan, which gets its session back: on a fork of it where it is
-    /// open; where the plan is to open it, on a fork once it has. Where neither holds they have it to themselves, and what
-    /// any of them needs opens it.
+    /// Asks them, one after the other, while the plan goes on with the session that this gives back: on a fork of it
+    /// where it is open; where the plan is to open it, on a fork once it has. Where neither holds they have it to
+    /// themselves, and the first that needs it opens it.
     pub(super) async fn follow(self, plan: &Plan, mut session: Opening) -> Opening {
         if self.policies.is_empty() {
             return session;
