@@ -336,6 +336,10 @@ pub trait Backend: Sized {
     /// Reads one row back.
     fn read<'a>(&'a self, from: &'a Self::Rows, row: usize) -> &'a [f32];
 
+    /// Calls `f(i, row i)` once for each row that is set, on several threads at once where
+    /// there are any.
+    fn read_each(&mut self, from: &Self::Rows, f: &(dyn Fn(usize, &[f32]) + Sync));
+
     /// `out[i] = table[tokens[i]] · scale`.
     fn embed(&mut self, table: &Self::Matrix, tokens: &[u32], scale: f32, out: &mut Self::Rows);
 

@@ -3,7 +3,7 @@
 mod sample;
 mod stop;
 
-pub(crate) use sample::Sampler;
+pub(crate) use sample::{Choice, Sampler};
 pub(crate) use stop::StopScanner;
 
 use serde::{Deserialize, Serialize};

@@ -303,8 +303,8 @@ impl<B: Backend> Llama<B> {
         tips
     }
 
-    /// Calls `with` for each tip with its logits over the vocabulary.
-    pub(crate) fn logits(&mut self, tips: &[Rc<[f32]>], mut with: impl FnMut(usize, &[f32])) {
+    /// Calls `with` for each tip with its logits over the vocabulary, on several threads at once.
+    pub(crate) fn logits(&mut self, tips: &[Rc<[f32]>], with: impl Fn(usize, &[f32]) + Sync) {
         let Self { device, scratch: s, .. } = self;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let mut flat = Vec::with_capacity(HEAD_ROWS * self.config.width);
@@ -314,9 +314,7 @@ impl<B: Backend> Llama<B> {
             device.write(&mut s.tips, &flat);
             // Few rows, and every label is read off them.
             device.linear(Operand::Rows(&s.tips), Rounding::Fine, &mut [(head, &mut s.logits)]);
-            for row in 0..tips.len() {
-                with(chunk * HEAD_ROWS + row, device.read(&s.logits, row));
-            }
+            device.read_each(&s.logits, &|row, logits| with(chunk * HEAD_ROWS + row, logits));
         }
     }
 

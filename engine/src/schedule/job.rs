@@ -11,9 +11,13 @@ use tokio::sync::mpsc;
 use super::{Found, Grown, Readings, Reply, SequenceId, Start, Suffix, Wanted, Write};
 use crate::detokenize::Detokenizer;
 use crate::error::EngineError;
-use crate::generate::{Ended, Event, FinishReason, Sampler, StopScanner, TokenLogprob};
+use crate::generate::{Choice, Ended, Event, FinishReason, Sampler, StopScanner, TokenLogprob};
 use crate::kv::{PageCopy, Purpose, Sequence, Shortage};
 use crate::tokenizer::Tokenizer;
+
+/// Rows that a request's part takes beyond a step's budget where nothing is left of it
+/// then.
+pub(super) const SMALL_REST: usize = 31;
 
 /// A sequence with tokens still to compute.
 pub(super) struct Job {
@@ -138,6 +142,16 @@ impl Job {
         Ok(copy)
     }
 
+    /// What a finished job that reads logits does with them.
+    pub(super) fn picking(&mut self) -> Picking<'_> {
+        let source = match &mut self.then {
+            Then::Read(read) => Source::Labels(&read.wanted),
+            Then::Write(writer) => Source::Sampler(writer.sampler(&self.sequence)),
+            Then::Keep { .. } | Then::Head { .. } => unreachable!("it reads no logits"),
+        };
+        Picking { source, picked: None }
+    }
+
     /// Whether every request goes before it.
     pub(super) fn is_study(&self) -> bool {
         self.sequence.purpose() != Purpose::Request
@@ -166,11 +180,14 @@ impl Job {
         }
     }
 
-    /// How many of its pending tokens to compute within a budget. A part that
-    /// is not the last ends with a page, so that others find whole pages.
+    /// How many of its pending tokens to compute within a budget. A rest of a request's
+    /// that would be small goes along, since a step of its own would take longer than it
+    /// does here. A part that is not the last ends with a page, so that others find whole
+    /// pages.
     pub(super) fn next_rows(&self, budget: usize) -> usize {
         let pending = self.pending().len();
-        if pending <= budget {
+        let rest = if self.is_study() { 0 } else { SMALL_REST };
+        if pending <= budget + rest {
             return pending;
         }
         let end = self.sequence.len() + budget;
@@ -249,6 +266,32 @@ pub(super) struct Read {
     pub(super) wanted: Wanted,
 }
 
+/// The part of a job that reads its logits, on whichever thread.
+pub(super) struct Picking<'a> {
+    source: Source<'a>,
+    pub(super) picked: Option<Pick>,
+}
+
+enum Source<'a> {
+    Labels(&'a Wanted),
+    Sampler(&'a mut Sampler),
+}
+
+/// What was read off a job's logits.
+pub(super) enum Pick {
+    Found(Found),
+    Token(Choice),
+}
+
+impl Picking<'_> {
+    pub(super) fn pick(&mut self, logits: &[f32]) {
+        self.picked = Some(match &mut self.source {
+            Source::Labels(wanted) => Pick::Found(wanted.read(logits)),
+            Source::Sampler(sampler) => Pick::Token(sampler.sample(logits)),
+        });
+    }
+}
+
 /// A reply as it is written.
 pub(super) struct Writer {
     sampler: Option<Sampler>,
@@ -287,15 +330,16 @@ impl Writer {
         }
     }
 
-    /// Samples a token and passes its text on. Returns the token to compute
-    /// next, or none when the reply has ended. `room` is how many more tokens
-    /// the context window holds.
-    pub(super) fn next(&mut self, sequence: &Sequence, logits: &[f32], room: usize) -> Option<u32> {
+    /// What chooses the reply's tokens; the first follows `sequence`.
+    fn sampler(&mut self, sequence: &Sequence) -> &mut Sampler {
         let Self { write, seed, .. } = self;
-        let sampler = self
-            .sampler
-            .get_or_insert_with(|| Sampler::new(write.sampling.clone(), *seed, sequence.tokens()));
-        let choice = sampler.sample(logits);
+        self.sampler.get_or_insert_with(|| Sampler::new(write.sampling.clone(), *seed, sequence.tokens()))
+    }
+
+    /// Passes a sampled token's text on. Returns the token to compute next, or
+    /// none when the reply has ended. `room` is how many more tokens the context
+    /// window holds.
+    pub(super) fn next(&mut self, sequence: &Sequence, choice: Choice, room: usize) -> Option<u32> {
         if self.generated == 0 {
             self.context = sequence.len();
         }

@@ -24,7 +24,7 @@ use crate::tokenizer::Tokenizer;
 use command::Reply;
 pub(crate) use command::{Base, Command, Found, Grown, Reach, Readings, SequenceId, Suffix, Wanted, Write};
 use forkpoint_kernels::{Backend, PAGE_TOKENS};
-use job::{Job, Read, ReadCall, Then, Writer};
+use job::{Job, Read, ReadCall, SMALL_REST, Then, Writer};
 use pace::Pace;
 
 /// Counters that any thread may read.
@@ -86,7 +86,8 @@ impl Limits {
     /// Rows of a step at most.
     pub(crate) fn rows(&self) -> usize {
         let others = self.decisions() + self.replies();
-        others + Self::prefill(self.chunk, others)
+        // A decision and a prompt may each have a rest that goes along.
+        others + Self::prefill(self.chunk, others) + 2 * SMALL_REST
     }
 }
 

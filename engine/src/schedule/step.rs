@@ -3,12 +3,13 @@
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forkpoint_kernels::{AttentionBatch, Backend, Group, PAGE_TOKENS, PageId, Slot, Span};
 
 use super::admit::{Admission, Line};
-use super::job::{Job, Read, Then};
+use super::job::{Job, Pick, Picking, Read, Then};
 use super::{Limits, Scheduler, Start, Suffix};
 use crate::error::EngineError;
 use crate::kv::Chain;
@@ -179,7 +180,7 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let rows = job.next_rows(*budget);
-            *budget -= rows;
+            *budget = budget.saturating_sub(rows);
             parts.push(Part { job, rows });
         }
         others
@@ -319,28 +320,17 @@ impl<B: Backend> Scheduler<B> {
         }
         let tips: Vec<Rc<[f32]>> = readers.iter().filter_map(|job| job.sequence.tip().cloned()).collect();
         debug_assert_eq!(tips.len(), readers.len(), "a finished job has a tip");
-        let context = self.limits.context;
-        let gauges = &self.gauges;
-        let mut next: Vec<Option<u32>> = vec![None; readers.len()];
+        // Each passes over the whole vocabulary: side by side, then.
+        let reads: Vec<Mutex<Picking>> = readers.iter_mut().map(|job| Mutex::new(job.picking())).collect();
         self.model.logits(&tips, |index, logits| {
-            let job = &mut readers[index];
-            let study = job.is_study();
-            match &mut job.then {
-                Then::Read(Read { call, index, wanted }) => {
-                    call.borrow_mut().put(*index, wanted.read(logits));
-                    gauges.decisions.fetch_add(u64::from(!study), Relaxed);
-                }
-                Then::Write(writer) => {
-                    // The sampled token itself needs room to be computed.
-                    let room = context.saturating_sub(job.sequence.len() + 1);
-                    let before = writer.generated;
-                    next[index] = writer.next(&job.sequence, logits, room);
-                    gauges.generated_tokens.fetch_add((writer.generated - before) as u64, Relaxed);
-                }
-                Then::Keep { .. } | Then::Head { .. } => unreachable!("handled above"),
-            }
+            reads[index].lock().unwrap_or_else(PoisonError::into_inner).pick(logits);
         });
-        for (mut job, next) in readers.into_iter().zip(next) {
+        let picks: Vec<Option<Pick>> = reads
+            .into_iter()
+            .map(|read| read.into_inner().unwrap_or_else(PoisonError::into_inner).picked)
+            .collect();
+        for (mut job, pick) in readers.into_iter().zip(picks) {
+            let next = self.put(&mut job, pick.expect("every tip has logits"));
             match (next, job.id) {
                 (Some(token), _) => {
                     job.push(token);
@@ -350,6 +340,27 @@ impl<B: Backend> Scheduler<B> {
                 (None, Some(id)) => drop(self.sessions.insert(id, job.sequence)),
                 (None, None) => job.sequence.retire(),
             }
+        }
+    }
+
+    /// Hands on what a job read off its logits. Returns the token to compute next.
+    fn put(&self, job: &mut Job, pick: Pick) -> Option<u32> {
+        let study = job.is_study();
+        match (&mut job.then, pick) {
+            (Then::Read(Read { call, index, .. }), Pick::Found(found)) => {
+                call.borrow_mut().put(*index, found);
+                self.gauges.decisions.fetch_add(u64::from(!study), Relaxed);
+                None
+            }
+            (Then::Write(writer), Pick::Token(choice)) => {
+                // The sampled token itself needs room to be computed.
+                let room = self.limits.context.saturating_sub(job.sequence.len() + 1);
+                let before = writer.generated;
+                let next = writer.next(&job.sequence, choice, room);
+                self.gauges.generated_tokens.fetch_add((writer.generated - before) as u64, Relaxed);
+                next
+            }
+            _ => unreachable!("a job picks what follows it"),
         }
     }
 

@@ -147,6 +147,11 @@ impl Backend for Cpu {
         from.row(row)
     }
 
+    fn read_each(&mut self, from: &Rows, f: &(dyn Fn(usize, &[f32]) + Sync)) {
+        let cost = from.len() * from.width();
+        self.pool.shares(from.len(), cost, &|_, share| share.for_each(|i| f(i, from.row(i))));
+    }
+
     fn embed(&mut self, table: &Matrix, tokens: &[u32], scale: f32, out: &mut Rows) {
         assert_eq!(table.inputs(), out.width(), "width of the table and of the rows");
         let path = self.path;
