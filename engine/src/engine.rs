@@ -18,6 +18,7 @@ use crate::model::Llama;
 use crate::schedule::{Base, Command, Gauges, Limits, Scheduler};
 use crate::session::{Session, Usage};
 use crate::shared::Shared;
+use crate::tokenizer::Known;
 
 /// Pages that a session and a decision on it need at the very least.
 const LEAST_PAGES: usize = 8;
@@ -211,6 +212,7 @@ impl Engine {
         let shared = Shared {
             commands,
             tokenizer,
+            known: Known::default(),
             template,
             labels,
             model,
@@ -258,7 +260,7 @@ impl Engine {
     /// The tokens of a text, as [`Engine::open_text`] holds it.
     #[must_use]
     pub fn tokens(&self, text: &str) -> Vec<u32> {
-        self.shared.tokens(text)
+        self.shared.bos().into_iter().chain(self.shared.encode(text)).collect()
     }
 
     /// Tokens in a text, special tokens written in it counted as such.
@@ -317,11 +319,15 @@ impl Engine {
         conversation: Conversation,
         salt: &str,
     ) -> Result<Session, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let (shared, tenant) = (Arc::clone(&self.shared), salt.to_owned());
         // A long conversation takes milliseconds to put into tokens.
         let (conversation, text, tokens) = blocking(move || {
             let text = shared.template.render(&conversation.messages, &conversation.tools, false)?;
-            let tokens = shared.encode(&text);
+            let tokens = match purpose {
+                Purpose::Request => shared.encode_known(&tenant, &text),
+                // Each is opened once.
+                Purpose::Study | Purpose::Features => shared.encode(&text),
+            };
             Ok((conversation, text, tokens))
         })
         .await?;
@@ -334,9 +340,10 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub async fn open_text(&self, text: &str, salt: &str) -> Result<Session, EngineError> {
-        let (shared, text) = (Arc::clone(&self.shared), text.to_owned());
+        let (shared, tenant, text) = (Arc::clone(&self.shared), salt.to_owned(), text.to_owned());
         let (text, tokens) = blocking(move || {
-            let tokens = shared.tokens(&text);
+            let tokens: Vec<u32> =
+                shared.bos().into_iter().chain(shared.encode_known(&tenant, &text)).collect();
             Ok((text, tokens))
         })
         .await?;

@@ -11,12 +11,13 @@ use crate::engine::ModelInfo;
 use crate::error::EngineError;
 use crate::schedule::{Base, Command, Gauges, Grown, Reach, Readings, SequenceId, Suffix, Write};
 use crate::template::ChatTemplate;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Known, Tokenizer};
 
 /// What every handle shares.
 pub(crate) struct Shared {
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) known: Known,
     pub(super) template: Arc<ChatTemplate>,
     pub(super) labels: Result<Labels, String>,
     pub(super) model: ModelInfo,
@@ -52,10 +53,14 @@ impl Shared {
         self.tokenizer.encode(text)
     }
 
-    /// A text's tokens, after the one that begins a text where the model's files ask for it.
-    pub(super) fn tokens(&self, text: &str) -> Vec<u32> {
-        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
-        bos.into_iter().chain(self.encode(text)).collect()
+    /// As [`Shared::encode`], sooner where a tenant's text was put into tokens before.
+    pub(super) fn encode_known(&self, salt: &str, text: &str) -> Vec<u32> {
+        self.tokenizer.encode_known(&self.known, salt, text)
+    }
+
+    /// The token that begins a text where the model's files ask for it.
+    pub(super) fn bos(&self) -> Option<u32> {
+        self.tokenizer.bos().filter(|_| self.tokenizer.add_bos())
     }
 
     pub(crate) fn starts_with_special(&self, text: &str) -> bool {

@@ -6,13 +6,15 @@
 
 mod gguf;
 mod json;
+mod known;
 mod pieces;
 
 use std::fmt;
 use std::ops::Range;
 
-use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
+use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizedString, PreTokenizer};
 
+pub(crate) use known::Known;
 use pieces::Pieces;
 
 /// A model's vocabulary and how text is cut into it. `Send + Sync`; share it in an `Arc`.
@@ -93,7 +95,11 @@ impl Tokenizer {
     }
 
     fn try_encode_plain(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
-        let mut text = self.plain.extract_and_normalize(self.inner.get_normalizer(), text);
+        self.cut(self.plain.extract_and_normalize(self.inner.get_normalizer(), text))
+    }
+
+    /// The tokens of a text whose special tokens are found.
+    fn cut(&self, mut text: PreTokenizedString) -> tokenizers::Result<Vec<u32>> {
         if let Some(splitter) = self.inner.get_pre_tokenizer() {
             splitter.pre_tokenize(&mut text)?;
         }
