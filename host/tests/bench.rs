@@ -2,6 +2,7 @@
 
 mod server;
 
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
@@ -20,9 +21,13 @@ static PLUGINS: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
 });
 
 fn bench(arguments: &[&str]) -> Output {
+    bench_with(PLUGINS.path(), arguments)
+}
+
+fn bench_with(plugins: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forkpoint"));
     command.args(["bench", "--quick", "--threads", "1", "--model"]).arg(repository("tests/data/qwen3-tiny"));
-    command.arg("--plugins").arg(PLUGINS.path()).args(arguments);
+    command.arg("--plugins").arg(plugins).args(arguments);
     // Whatever is set up for the machine's own server has no say here.
     for name in ["FORKPOINT_CONFIG", "FORKPOINT_KV_MEMORY", "FORKPOINT_CONTEXT", "FORKPOINT_LOG"] {
         command.env_remove(name);
@@ -140,6 +145,25 @@ fn the_table_names_what_was_left_out() {
     let lines: Vec<&str> = table.lines().collect();
     let header = lines.iter().position(|line| line.starts_with("measure ")).unwrap();
     assert!(lines[header + 1].starts_with("prefill 64, tokens/s"), "{table}");
+}
+
+#[test]
+fn what_was_measured_before_a_failure_is_written() {
+    let plugins = tempfile::tempdir().unwrap();
+    std::fs::copy(PLUGINS.path().join("triage.wasm"), plugins.path().join("triage.wasm")).unwrap();
+    std::fs::write(plugins.path().join("triage.toml"), "[limits]\ndecisions = 1\n").unwrap();
+    let output = bench_with(plugins.path(), &["--json", "-", "--only", "prefill,triage"]);
+    assert!(!output.status.success());
+    assert!(
+        stderr(&output).contains("error: the policy triage failed: error: budget: 1 of 1 questions"),
+        "{}",
+        stderr(&output)
+    );
+    let results: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(names(&results, "measures", "name"), ["prefill 64", "prefill 256"]);
+    assert_eq!(names(&results, "skipped", "measure"), ["what was to follow"]);
+    let reason = results["skipped"][0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("the policy triage failed"), "{reason}");
 }
 
 #[test]

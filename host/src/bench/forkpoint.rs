@@ -152,13 +152,21 @@ pub(super) fn decoded(
     if tokens != u64::from(expected) {
         return Err(client.odd(format!("a reply of {expected} tokens was asked for, {tokens} came")));
     }
-    let shown = choice(first)["text"].as_str().map_or(1, |text| engine.count_tokens(text).max(1));
+    let shown =
+        choice(first)["text"].as_str().map_or(1, |text| tokens_of(text, |text| engine.count_tokens(text)));
     let later = expected.saturating_sub(u32::try_from(shown).unwrap_or(u32::MAX));
     let seconds = last.at.duration_since(first.at).as_secs_f64();
     if later == 0 || seconds <= 0.0 {
         return Err(client.odd(format!("all {expected} tokens of a reply arrived at once")));
     }
     Ok(Decoded { tokens: later, seconds })
+}
+
+/// Tokens that a reply's text came from, at least one. Bytes that are no character come as U+FFFD, which itself would
+/// be three.
+fn tokens_of(text: &str, count: impl Fn(&str) -> usize) -> usize {
+    let (broken, whole): (String, String) = text.chars().partition(|&c| c == char::REPLACEMENT_CHARACTER);
+    (broken.chars().count() + count(&whole)).max(1)
 }
 
 #[cfg(test)]
@@ -184,5 +192,13 @@ mod tests {
         let read = SystemOneRequest::read(&systemone("m", &state, &asked)).unwrap();
         assert_eq!(read.questions, questions);
         assert_eq!(read.conversation, state.conversation());
+    }
+
+    #[test]
+    fn bytes_that_are_no_character_are_one_token_each() {
+        let count = |text: &str| text.len();
+        assert_eq!(tokens_of("ab", count), 2);
+        assert_eq!(tokens_of("a\u{FFFD}b\u{FFFD}", count), 4);
+        assert_eq!(tokens_of("", count), 1);
     }
 }

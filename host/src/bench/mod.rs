@@ -192,7 +192,11 @@ pub async fn run(mut plan: Plan) -> Result<(), BenchError> {
         "threads": plan.config.model.threads, "measures": plan.only.iter().map(word).collect::<Vec<_>>(),
     });
     let mut run = Run { author: Author::new(app.engine.clone()), app: app.clone(), sides, sizes };
-    let measured = measure_all(&mut run, &plan, &mut skipped).await?;
+    let mut measured = Vec::new();
+    let end = measure_all(&mut run, &plan, &mut measured, &mut skipped).await;
+    if let Err(error) = &end {
+        skipped.push(("what was to follow".to_owned(), error.to_string()));
+    }
 
     let report = Report {
         date,
@@ -215,15 +219,17 @@ pub async fn run(mut plan: Plan) -> Result<(), BenchError> {
     };
     drop((run, app));
     server.stop().await;
-    write(&report, plan.json.as_deref())
+    // Hours of figures outlive what stopped the bench.
+    write(&report, plan.json.as_deref())?;
+    end
 }
 
 async fn measure_all(
     run: &mut Run,
     plan: &Plan,
+    all: &mut Vec<Measured>,
     skipped: &mut Vec<(String, String)>,
-) -> Result<Vec<Measured>, BenchError> {
-    let mut all = Vec::new();
+) -> Result<(), BenchError> {
     let mut keep = |measured: Measured| {
         eprintln!("measured {}", measured.case.name);
         all.push(measured);
@@ -282,7 +288,7 @@ async fn measure_all(
             lacking(Measure::Policy, &missing(overhead::POLICY));
         }
     }
-    Ok(all)
+    Ok(())
 }
 
 /// Gives keys and values the memory that the measures need, where the operator did not choose; leaves out numbers of
