@@ -37,7 +37,7 @@ const LAST_CALLS: Duration = Duration::from_secs(30);
 /// Most memories of a component. Most languages need one; QuickJS and its adapters have three.
 const MEMORIES: u32 = 4;
 
-/// Bytes that stay with the memories of all places together, and with one of them.
+/// Bytes that stay with the large memories of all places together, and with one of them.
 const RESIDENT: usize = 1 << 30;
 const LEAST_RESIDENT: usize = 256 << 10;
 const MOST_RESIDENT: usize = 4 << 20;
@@ -228,10 +228,10 @@ fn pool(instances: u32, memory: usize) -> PoolingAllocationConfig {
 
 /// Bytes of a memory that stay with its place from call to call. Where the kernel tells what was touched: with a
 /// sixteenth of the most, a call of Go's runtime faulted on 88 pages, and with all of it on none; Python's still on some
-/// 300. After a burst they stay with every place, so all together have a bound. Where the kernel does not tell, as many
-/// are zeroed at each end, touched or not.
+/// 300. After a burst they stay with every place, so all together have a bound; of a component's memories one is large.
+/// Where the kernel does not tell, as many are zeroed at each end, touched or not.
 fn resident(instances: u32, told: bool) -> usize {
-    let share = RESIDENT / (instances * MEMORIES) as usize;
+    let share = RESIDENT / instances as usize;
     if told { share.clamp(LEAST_RESIDENT, MOST_RESIDENT) } else { LEAST_RESIDENT }
 }
 
@@ -312,13 +312,13 @@ mod tests {
     fn what_stays_resident_has_a_bound_over_all_places() {
         for instances in [1, 64, 66, 344, 1_002] {
             let each = resident(instances, true);
-            let all = each * (instances * MEMORIES) as usize;
+            let all = each * instances as usize;
             assert!((LEAST_RESIDENT..=MOST_RESIDENT).contains(&each), "{instances}: {each}");
             assert!(all <= RESIDENT || each == LEAST_RESIDENT, "{instances}: {all}");
             assert_eq!(resident(instances, false), LEAST_RESIDENT);
         }
-        assert_eq!((resident(64, true), resident(2_002, true)), (MOST_RESIDENT, LEAST_RESIDENT));
-        assert!(resident(344, true) < 1 << 20, "at the default, and each of four memories");
+        assert_eq!((resident(64, true), resident(10_000, true)), (MOST_RESIDENT, LEAST_RESIDENT));
+        assert_eq!(resident(344, true) >> 20, 2, "at the default, in whole MiB");
     }
 
     #[tokio::test]
