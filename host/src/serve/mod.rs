@@ -493,7 +493,7 @@ fn announce(server: &Server, plugins: &Path) {
     eprintln!();
     eprintln!(
         "try       curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \
-         -d '{{\"model\": \"{name}\", \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'"
+         -d '{{\"model\": \"{name}\", \"max_tokens\": 100, \"messages\": [{{\"role\": \"user\", \"content\": \"Explain in one sentence what a mutex is.\"}}]}}'"
     );
     eprintln!();
 }
