@@ -3,12 +3,13 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use common::{data, engine};
+use common::{data, engine, smollm2};
 use forkpoint_engine::{
     Conversation, Criteria, Engine, EngineError, Event, FinishReason, Generation, Message, Options, Question,
-    Role, Sampling,
+    Role, Sampling, Session,
 };
 
 fn tiny(options: &Options) -> Engine {
@@ -151,6 +152,23 @@ async fn a_decision_is_one_call_however_much_it_asks() {
     let (answers, opened) = tokio::join!(session.decide(&questions), engine.open(talk("Hi"), ""));
     assert_eq!(answers.unwrap().len(), 60);
     opened.unwrap();
+}
+
+#[tokio::test]
+async fn a_decision_that_has_begun_is_answered_before_those_behind_it() {
+    let engine = engine(&smollm2(), &Options { chunk: 32, ..Options::default() });
+    let mut first = engine.open(talk("Hello"), "").await.unwrap();
+    let mut second = engine.open(talk("Hi"), "").await.unwrap();
+    let question = |words| yes_or_no(&format!("Does it say {}?", "this and that, ".repeat(words)));
+    // In steps of 64 rows, each of which lasts far longer than an answer's way. Neither ends in a step with the other: of
+    // the second more is left than goes along.
+    let answered = RefCell::new(Vec::new());
+    let ask = async |session: &mut Session, words| {
+        session.decide(&[question(words)]).await.unwrap();
+        answered.borrow_mut().push(words);
+    };
+    tokio::join!(biased; ask(&mut first, 60), ask(&mut second, 24));
+    assert_eq!(answered.into_inner(), [60, 24]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -103,7 +103,8 @@ impl<B: Backend> Scheduler<B> {
         let used = most - decisions + limits.replies() - replies;
         let mut prefill = Limits::prefill(self.pace.rows(limits.chunk), used);
         line.promised = promised(&parts, &waiting);
-        waiting = self.take(waiting, &mut parts, |job| !job.is_study(), &mut prefill, &mut line);
+        let prompts = |job: &Job| !job.is_decision() && !job.is_study();
+        waiting = self.take(waiting, &mut parts, prompts, &mut prefill, &mut line);
         if !parts.is_empty() {
             self.requested = Instant::now();
         }
@@ -309,14 +310,20 @@ impl<B: Backend> Scheduler<B> {
 
     /// Hands on what finished jobs yield; the others wait for the next step.
     fn follow(&mut self, parts: Vec<Part>) {
-        let mut readers = Vec::new();
+        let (mut readers, mut begun) = (Vec::new(), Vec::new());
         for Part { job, .. } in parts {
             match &job.then {
+                _ if !job.is_done() && job.is_decision() => begun.push(job),
                 _ if !job.is_done() => self.jobs.push_back(job),
                 Then::Keep { .. } => self.keep(job),
-                Then::Head { .. } => self.split(job),
+                Then::Head { .. } => begun.extend(self.split(job)),
                 Then::Read(_) | Then::Write(_) => readers.push(job),
             }
+        }
+        // A decision that has begun goes on before others begin: at the end of the queue its rest would wait for all of
+        // them once more.
+        for job in begun.into_iter().rev() {
+            self.jobs.push_front(job);
         }
         let tips: Vec<Rc<[f32]>> = readers.iter().filter_map(|job| job.sequence.tip().cloned()).collect();
         debug_assert_eq!(tips.len(), readers.len(), "a finished job has a tip");
@@ -364,11 +371,12 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// The common head of a decision is computed: its suffixes fork from it.
-    fn split(&mut self, job: Job) {
+    /// The common head of a decision is computed: its suffixes fork from it. Returns their jobs.
+    fn split(&mut self, job: Job) -> Vec<Job> {
         let Job { sequence, then: Then::Head { head, suffixes, call }, .. } = job else {
             unreachable!("only heads are split")
         };
+        let mut jobs = Vec::with_capacity(suffixes.len());
         for (index, Suffix { mut tokens, wanted }) in suffixes.into_iter().enumerate() {
             tokens.drain(..head);
             let then = Then::Read(Read { call: call.clone(), index, wanted });
@@ -378,7 +386,7 @@ impl<B: Backend> Scheduler<B> {
                         self.copy(&copy);
                     }
                     let start = Start { sequence: fork, tokens, fresh: false };
-                    self.jobs.push_back(Job::new(None, start, then));
+                    jobs.push(Job::new(None, start, then));
                 }
                 Err(shortage) => {
                     let error = self.full(shortage);
@@ -388,6 +396,7 @@ impl<B: Backend> Scheduler<B> {
             }
         }
         sequence.retire();
+        jobs
     }
 }
 
