@@ -92,9 +92,7 @@ impl Shared {
             if let Some(entry) = self.registry.entry(name) {
                 entry.count(&step);
             }
-            let known = self.registry.entry(name).and_then(|entry| entry.fallback());
-            let fallback = known.unwrap_or_else(|| self.options.settings_of(name, None).fallback);
-            let nobody = PolicySettings { fallback, ..PolicySettings::default() };
+            let nobody = PolicySettings { fallback: self.fallback(name), ..PolicySettings::default() };
             return (Called { place, decided: None, step }, Arc::new(nobody));
         };
         let called = self.run(&policy, request, hash, place).await;
@@ -115,6 +113,12 @@ impl Shared {
             }
         }
         (called, policy.settings.clone())
+    }
+
+    /// What a request gets where no version of a policy serves.
+    pub(super) fn fallback(&self, name: &str) -> Fallback {
+        let known = self.registry.entry(name).and_then(|entry| entry.fallback());
+        known.unwrap_or_else(|| self.options.settings_of(name, None).fallback)
     }
 
     pub(super) async fn run(

@@ -180,13 +180,13 @@ impl Policies {
     /// Every policy that has a file, by name.
     #[must_use]
     pub fn list(&self) -> Vec<PolicyStatus> {
-        self.shared.registry.list()
+        self.shared.registry.list().into_iter().map(|status| self.shared.told(status)).collect()
     }
 
     /// One policy, if it has a file.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<PolicyStatus> {
-        self.shared.registry.get(name)
+        self.shared.registry.get(name).map(|status| self.shared.told(status))
     }
 
     /// The probe `policy/probe`.
@@ -250,6 +250,16 @@ impl Policies {
             shelf.stop().await;
         }
         self.shared.runtime.stop().await;
+    }
+}
+
+impl Shared {
+    /// A status with the fallback that requests get, also where no version serves.
+    fn told(&self, status: PolicyStatus) -> PolicyStatus {
+        match status.version {
+            Some(_) => status,
+            None => PolicyStatus { fallback: self.fallback(&status.name), ..status },
+        }
     }
 }
 

@@ -56,7 +56,7 @@ impl Shared {
     async fn load_file(&self, name: &str, entry: &Arc<Entry>) -> Result<(), LoadError> {
         let standing = self.standings.of(name);
         let source = self.read(name, self.options.dir.join(format!("{name}.wasm"))).await;
-        self.remember_fallback(name, entry, &source);
+        self.remember_fallback(name, entry, &source).await;
         if standing.disabled {
             self.registry.disable(name, entry);
             return Ok(());
@@ -138,10 +138,24 @@ impl Shared {
     /// What requests get while no version serves: what the manifest says, or the operator; where the manifest cannot
     /// be read, or its signature is not good, nobody knows what the policy was there to keep out, and requests are
     /// refused.
-    fn remember_fallback(&self, name: &str, entry: &Entry, source: &Result<Source, LoadError>) {
-        let manifest = source.as_ref().map(|source| source.manifest.as_ref());
+    async fn remember_fallback(&self, name: &str, entry: &Entry, source: &Result<Source, LoadError>) {
+        let alone;
+        let manifest = match source {
+            Ok(source) => Ok(source.manifest.as_ref()),
+            Err(error) if error.code == LoadCode::Manifest => Err(error.clone()),
+            Err(error) => {
+                // The component cannot be read; its manifest may be.
+                let beside = self.options.dir.join(format!("{name}{MANIFEST}"));
+                alone = blocking(move || read_manifest(&beside, &[])).await;
+                match &alone {
+                    Ok(Some(manifest)) => Ok(Some(manifest)),
+                    Ok(None) => Err(error.clone()),
+                    Err(error) => Err(error.clone()),
+                }
+            }
+        };
         let judged = |manifest| self.options.signers.judge(name, manifest).map(|_| manifest);
-        match manifest.map_err(LoadError::clone).and_then(judged) {
+        match manifest.and_then(judged) {
             Ok(manifest) => entry.fall_back_to(self.options.settings_of(name, manifest).fallback),
             Err(LoadError { code: LoadCode::Manifest | LoadCode::Signature, .. })
                 if entry.fallback().is_none() =>

@@ -85,7 +85,7 @@ pub struct PolicyStatus {
     pub canary: Option<CanaryStatus>,
     /// Bounds of a call.
     pub limits: Limits,
-    /// What a fault leads to.
+    /// What a fault leads to, and a request while no version serves.
     pub fallback: Fallback,
     /// What its questions may be answered by, by name.
     pub probes: BTreeMap<String, ProbeStatus>,

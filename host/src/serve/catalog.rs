@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{App, unix_seconds};
 use crate::date::date;
-use crate::policy::PolicyStatus;
+use crate::policy::{PolicyState, PolicyStatus};
 use crate::wire::{ApiError, Kind};
 
 /// Something that clients may name as the model.
@@ -63,6 +63,23 @@ impl App {
             served.push(Served { name: policy.name.clone(), description, since: self.started });
         }
         served
+    }
+
+    /// A name that stands for nothing: what is served, or why a policy of that name is not.
+    pub(super) fn unknown_model(&self, name: &str) -> ApiError {
+        let why = match self.policies.get(name).map(|policy| policy.state) {
+            Some(PolicyState::Failed) => {
+                format!(": the policy of that name failed to load, and GET /v1/policies/{name} says why")
+            }
+            Some(PolicyState::Compiling) => ": the policy of that name is being loaded".to_owned(),
+            Some(PolicyState::Disabled) => ": the policy of that name is switched off".to_owned(),
+            Some(PolicyState::Serving) | None => {
+                let served: Vec<String> = self.served().into_iter().map(|served| served.name).collect();
+                format!("; there are {}", served.join(", "))
+            }
+        };
+        let message = format!("no model {name:?} is served{why}");
+        ApiError { path: vec!["model".into()], ..ApiError::new(Kind::UnknownModel, message) }
     }
 }
 

@@ -124,7 +124,7 @@ impl App {
     /// a manifest binds, in this order. No name stands for `auto` where that is served, else for the loaded model.
     ///
     /// # Errors
-    /// [`Kind::UnknownModel`] names what is served.
+    /// [`Kind::UnknownModel`] names what is served, or says why a policy of that name is not.
     pub fn target(&self, name: Option<&str>) -> Result<Target, ApiError> {
         let Some(name) = name else {
             return Ok(self.target(Some(AUTO)).unwrap_or(Target::Model));
@@ -160,12 +160,6 @@ impl App {
                 Err(ApiError::field("model", message).with_kind(Kind::UnknownModel))
             }
         }
-    }
-
-    fn unknown_model(&self, name: &str) -> ApiError {
-        let served: Vec<String> = self.served().into_iter().map(|served| served.name).collect();
-        let message = format!("no model {name:?} is served; there are {}", served.join(", "));
-        ApiError { path: vec!["model".into()], ..ApiError::new(Kind::UnknownModel, message) }
     }
 
     /// Opens a session, and notes of the request when and how. Dropped on the way, it ends there.

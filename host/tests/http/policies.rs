@@ -165,6 +165,32 @@ async fn every_plan_says_who_decided_and_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_policy_that_never_loaded_is_told_from_a_name_that_nobody_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = folder.path().join("broken.wasm");
+    std::fs::write(&broken, "garbage").unwrap();
+    let server = Subject::with_policies(&[SCRIPTED, broken.to_str().unwrap()], |config| {
+        config.routes.insert("gated".into(), vec!["broken".into()]);
+        config.policies.insert("broken".into(), toml::from_str("fallback = 'reject'").unwrap());
+    })
+    .await;
+    let message = |name: &str, why: &str| format!("no model \"{name}\" is served{why}");
+    let (status, code, said) = server.chat("broken", "hello").await.error();
+    assert_eq!((status, code.as_str()), (404, "model_not_found"));
+    let why = ": the policy of that name failed to load, and GET /v1/policies/broken says why";
+    assert_eq!(said, message("broken", why));
+    let status = server.get("/v1/policies/broken").await.ok();
+    assert_eq!((&status["state"], &status["last_error"]["code"]), (&json!("failed"), &json!("malformed")));
+    // A route takes the fallback, and that is what the status shows.
+    assert_eq!(status["fallback"], "reject");
+    let (status, code, _) = server.chat("gated", "hello").await.error();
+    assert_eq!((status, code.as_str()), (503, "policy-failed"));
+    let (_, _, said) = server.chat("unknown", "hello").await.error();
+    assert!(said.starts_with(&message("unknown", "; there are ")), "{said}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_rejection_says_when_to_ask_again_where_its_contract_can() {
     let folder = tempfile::tempdir().unwrap();
     let trial = folder.path().join("trial.wasm");

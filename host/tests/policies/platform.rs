@@ -7,7 +7,7 @@ use std::path::Path;
 use forkpoint::config::Bytes;
 use forkpoint::journal::{Journal, JournalOptions, Kind};
 use forkpoint::policy::{
-    CHAIN_EXHAUSTED, ChangeError, FaultKind, LoadCode, Plan, PlanRecord, PolicyOptions, PolicyState,
+    CHAIN_EXHAUSTED, ChangeError, Fallback, FaultKind, LoadCode, Plan, PlanRecord, PolicyOptions, PolicyState,
 };
 use forkpoint_engine::Tool;
 
@@ -410,8 +410,12 @@ async fn a_gate_that_cannot_be_loaded_still_refuses() {
     for (manifest, component, status) in [
         ("fallback = 'reject'", &b"garbage"[..], 503),
         ("fallback = 'generate'", b"garbage", 0),
+        // Nothing of the component can be read, and its manifest can.
+        ("fallback = 'reject'", b"", 503),
+        ("fallback = 'generate'", b"", 0),
         // Nobody knows what it was there to keep out.
         ("fallbak = 'reject'", b"garbage", 503),
+        ("fallbak = 'reject'", b"", 503),
     ] {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("p.wasm"), component).unwrap();
@@ -421,6 +425,8 @@ async fn a_gate_that_cannot_be_loaded_still_refuses() {
         assert_eq!(routed.reason, "policy-unavailable", "{manifest}");
         let refused = matches!(routed.plan, Plan::Reject { status: 503, .. });
         assert_eq!(refused, status == 503, "{manifest}");
+        let told = bench.status("p").fallback;
+        assert_eq!(told == Fallback::Reject, refused, "{manifest}: {told:?}");
         drop(routed);
         bench.end().await;
     }
