@@ -4,8 +4,8 @@
 ;;
 ;; The policy exports "route": one argument, the address of the request (at +88 the session), and the address of the
 ;; contract's result, which the $fp_ functions for plans make. Text is an address and a length. The policy's own data
-;; lie below 65536. The numbers are offsets in the canonical ABI of 32-bit memory. Nothing is freed, as an instance
-;; serves one request.
+;; lie below 65000, where those of the helpers begin. The numbers are offsets in the canonical ABI of 32-bit memory.
+;; Nothing is freed, as an instance serves one request.
 (import "forkpoint:policy/engine@0.1.0" "decide" (func $engine_decide (param i32 i32 i32 i32)))
 (import "forkpoint:policy/host@0.1.0" "config" (func $host_config (param i32 i32 i32)))
 (memory (export "memory") 2)
