@@ -17,6 +17,17 @@ use crate::policy::{
 };
 use crate::wire::chat::ChatRequest;
 
+/// The files that a case may have.
+const FILES: [&str; 7] = [
+    "request.json",
+    "headers.json",
+    "answers.json",
+    "config.json",
+    "limits.json",
+    "store.json",
+    "expect.json",
+];
+
 /// A case, read.
 #[derive(Debug)]
 pub struct Case {
@@ -41,23 +52,35 @@ pub struct Verdict {
     pub took: Duration,
 }
 
-/// The folders of cases under one: those that hold a `request.json`.
+/// The folders of cases under one, or the folder itself where it is one: those with a file of a case, and those that
+/// hold no other folder, so that a case without its request is not passed over. Hidden folders are.
 ///
 /// # Errors
 /// When a folder cannot be read.
 pub fn find(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    if folder.join("request.json").is_file() {
-        found.push(folder.to_owned());
-        return Ok(found);
+    if FILES.iter().any(|file| folder.join(file).is_file()) {
+        return Ok(vec![folder.to_owned()]);
     }
-    let mut entries: Vec<PathBuf> =
-        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    entries.sort();
-    for entry in entries.into_iter().filter(|entry| entry.is_dir()) {
-        found.extend(find(&entry)?);
+    let mut found = Vec::new();
+    for inner in folders(folder)? {
+        let cases = find(&inner)?;
+        if cases.is_empty() {
+            found.push(inner);
+        } else {
+            found.extend(cases);
+        }
     }
     Ok(found)
+}
+
+/// The folders in one that are not hidden, in order.
+fn folders(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    let hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    entries.retain(|path| path.is_dir() && !hidden(path));
+    entries.sort();
+    Ok(entries)
 }
 
 impl Case {
@@ -124,11 +147,14 @@ impl Case {
         if live.is_none() {
             faults.extend(self.script.faults());
         }
-        let found = differences(&self.expected, &outcome(&step, &bench.stored()));
-        // A fault that nobody expected explains the rest.
-        let told = step.fault.as_ref().filter(|_| !found.is_empty());
-        faults.extend(told.map(|fault| format!("the call ended with {fault}")));
-        faults.extend(found);
+        // What came of a question that nobody answered says no more than that.
+        if live.is_some() || !self.script.unanswered() {
+            let found = differences(&self.expected, &outcome(&step, &bench.stored()));
+            // A fault that nobody expected explains the rest.
+            let told = step.fault.as_ref().filter(|_| !found.is_empty());
+            faults.extend(told.map(|fault| format!("the call ended with {fault}")));
+            faults.extend(found);
+        }
         bench.close().await;
         Ok(Verdict { name: self.name.clone(), faults, took })
     }
@@ -181,5 +207,33 @@ fn optional<T: DeserializeOwned>(folder: &Path, file: &str) -> Result<Option<T>,
 }
 
 fn required<T: DeserializeOwned>(folder: &Path, file: &str) -> Result<T, String> {
-    optional(folder, file)?.ok_or_else(|| format!("{file} is not there"))
+    optional(folder, file)?.ok_or_else(|| {
+        format!("{file} is not there: a case has request.json and expect.json, and may have others")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_holds_no_request_is_not_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |folder: &str, file: Option<&str>| {
+            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+            if let Some(file) = file {
+                std::fs::write(dir.path().join(folder).join(file), "{}").unwrap();
+            }
+        };
+        make("group/one", Some("request.json"));
+        make("half/notes", None);
+        make("half", Some("expect.json"));
+        make("typo", Some("requets.json"));
+        make(".hidden", None);
+        let found: Vec<PathBuf> = ["group/one", "half", "typo"].map(|name| dir.path().join(name)).into();
+        assert_eq!(find(dir.path()).unwrap(), found);
+        assert_eq!(find(&dir.path().join("half")).unwrap(), found[1..2]);
+        let error = Case::read(&found[2], "typo".into()).unwrap_err();
+        assert!(error.starts_with("request.json is not there"), "{error}");
+    }
 }

@@ -9,6 +9,9 @@ use serde::Deserialize;
 use crate::policy::offline::Oracle;
 use crate::policy::{Failure, FailureKind};
 
+/// How the fault begins of a question that no entry answers.
+const UNANSWERED: &str = "answers.json has no answer to";
+
 /// How far probabilities may be from a sum of 1: people write two decimals.
 const SLOPPY: f64 = 0.02;
 
@@ -101,6 +104,13 @@ impl Script {
         faults
     }
 
+    /// Whether something was asked that no entry answers.
+    #[must_use]
+    pub fn unanswered(&self) -> bool {
+        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.iter().any(|fault| fault.starts_with(UNANSWERED))
+    }
+
     fn fault(&self, what: String) -> Failure {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).push(what.clone());
         Failure { kind: FailureKind::Unavailable, message: what }
@@ -184,7 +194,10 @@ impl Oracle for Script {
             let found = self.entries.iter().find(|entry| entry.answers(question, probe));
             let entry = found.ok_or_else(|| {
                 let probe = probe.map(|probe| format!(" (probe {probe})")).unwrap_or_default();
-                self.fault(format!("answers.json has no answer to {:?}{probe}", question.instructions))
+                let asked = &question.instructions;
+                self.fault(format!(
+                    "{UNANSWERED} {asked:?}{probe}: the \"asked\" of its entry must be a part of these instructions"
+                ))
             })?;
             if let Some(failure) = &entry.failure {
                 return Err(failure_of(failure).unwrap_or_else(|error| self.fault(error)));
@@ -269,10 +282,15 @@ mod tests {
         assert!(ask(&script, "which?", boolean(), None).is_err());
         assert!(ask(&script, "sum?", choice(&["a", "b"]), None).is_err());
         assert!(script.draft().is_err());
+        assert!(script.unanswered());
         let faults = script.faults().join("\n");
-        for says in
-            ["no answer to \"what?\"", "no option \"x\"; there are a, b", "\"yes\"", "sum to 1", "no draft"]
-        {
+        for says in [
+            "no answer to \"what?\": the \"asked\" of its entry must be a part",
+            "no option \"x\"; there are a, b",
+            "\"yes\"",
+            "sum to 1",
+            "no draft",
+        ] {
             assert!(faults.contains(says), "{says} in {faults}");
         }
     }

@@ -105,7 +105,7 @@ impl BuildArgs {
 
 impl Language {
     /// The file that tells it.
-    const fn marker(self) -> &'static str {
+    pub(super) const fn marker(self) -> &'static str {
         match self {
             Self::Rust => "Cargo.toml",
             Self::C => "policy.c",
@@ -117,6 +117,18 @@ impl Language {
             Self::AssemblyScript => "asconfig.json",
             Self::Zig => "policy.zig",
             Self::Wat => "policy.wat",
+        }
+    }
+
+    /// Extensions of files beside the marker that are compiled with it.
+    pub(super) const fn modules(self) -> &'static [&'static str] {
+        match self {
+            Self::C => &["c", "h"],
+            Self::Cpp => &["cpp", "hpp", "h"],
+            Self::Python => &["py"],
+            Self::Go => &["go"],
+            Self::Zig => &["zig"],
+            Self::Rust | Self::Js | Self::Ts | Self::AssemblyScript | Self::Wat => &[],
         }
     }
 

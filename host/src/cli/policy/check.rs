@@ -10,7 +10,7 @@ use clap::Args;
 use forkpoint_engine::{Message, Probe, Role};
 use serde_json::{Value, json};
 
-use super::{code_cache, pair, print, table};
+use super::{code_cache, pair, print, stale, table};
 use crate::author::{case, lint};
 use crate::policy::offline::{Even, OfflineSession};
 use crate::policy::{Capabilities, PublicKey, RouteRequest, Signers, Step, Workbench, WorkbenchOptions};
@@ -44,6 +44,7 @@ impl CheckArgs {
         let (config, cache) = (table(&self.set), code_cache());
         let options =
             WorkbenchOptions { config, cache, metered: true, signers, ..WorkbenchOptions::default() };
+        stale::warn(&self.component, None);
         let bench = Workbench::load(&self.component, &options)?;
         let request = match &self.request {
             Some(path) => {

@@ -7,11 +7,12 @@ mod explain;
 mod new;
 mod replay;
 mod sign;
+mod stale;
 mod test;
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -46,6 +47,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   forkpoint policy test my-gate                                  my-gate/my-gate.wasm on my-gate/tests
+  forkpoint policy test                                          the policy in this folder
   forkpoint policy test examples/auto/tests --policy plugins/auto.wasm
   forkpoint policy test my-gate --junit report.xml
   forkpoint policy test my-gate --live --model smollm2-135m      a real model answers
@@ -174,6 +176,16 @@ fn table(pairs: &[(String, String)]) -> BTreeMap<String, String> {
     pairs.iter().cloned().collect()
 }
 
+/// A path as a shell takes it for one word.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 /// Where compiled code is kept, the server's own place.
 fn code_cache() -> Option<PathBuf> {
     Some(crate::folders::cache_folder().join("policies"))
@@ -182,4 +194,22 @@ fn code_cache() -> Option<PathBuf> {
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_one_word_of_a_shell() {
+        for (path, word) in [
+            ("plugins/my-gate.wasm", "plugins/my-gate.wasm"),
+            ("my gates/é", "'my gates/é'"),
+            ("it's", r"'it'\''s'"),
+            ("~/gate", "'~/gate'"),
+            ("$HOME", "'$HOME'"),
+        ] {
+            assert_eq!(quoted(Path::new(path)), word);
+        }
+    }
 }

@@ -9,13 +9,15 @@ use clap::Args;
 use super::super::files::write_file;
 use super::super::serve::ModelArgs;
 use super::super::{LogFormat, start_log};
-use super::{code_cache, print};
+use super::build::Language;
+use super::{code_cache, print, stale};
 use crate::author::case::{Case, Verdict, find};
 use crate::serve::load_model;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct TestArgs {
     /// A policy's folder, a folder of cases, or one case.
+    #[arg(default_value = ".")]
     folder: PathBuf,
     /// The component [default: NAME.wasm in the folder NAME, or in the one above `tests`].
     #[arg(long, value_name = "FILE")]
@@ -36,7 +38,9 @@ pub(in crate::cli) struct TestArgs {
 impl TestArgs {
     pub(super) async fn run(self) -> Result<()> {
         let component = self.policy.clone().map_or_else(|| beside(&self.folder), Ok)?;
-        let folders = find(&self.folder).with_context(|| format!("cannot read {}", self.folder.display()))?;
+        stale::warn(&component, Some(&self.folder));
+        let folders =
+            cases(&self.folder).with_context(|| format!("cannot read {}", self.folder.display()))?;
         if folders.is_empty() {
             bail!(
                 "no case under {}: a case is a folder with request.json and expect.json",
@@ -79,6 +83,19 @@ impl TestArgs {
     }
 }
 
+/// The cases of what was named: of a policy's folder those in `tests`, for what else lies there is no case.
+fn cases(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let tests = folder.join("tests");
+    if folder.join("request.json").is_file() {
+        return Ok(vec![folder.to_owned()]);
+    }
+    match (tests.is_dir(), Language::of(folder)) {
+        (true, _) => find(&tests),
+        (false, Err(_)) => find(folder),
+        (false, Ok(_)) => Ok(Vec::new()),
+    }
+}
+
 /// The component that the cases of a folder are of.
 fn beside(folder: &Path) -> Result<PathBuf> {
     let full = folder.canonicalize().with_context(|| format!("cannot read {}", folder.display()))?;
@@ -89,7 +106,10 @@ fn beside(folder: &Path) -> Result<PathBuf> {
             return Ok(path);
         }
     }
-    bail!("no component in {} or above it; name one with --policy", folder.display())
+    bail!(
+        "no component in {} or above it: `forkpoint policy build` makes one, --policy names another",
+        folder.display()
+    )
 }
 
 fn describe(verdict: &Verdict) -> String {
@@ -134,6 +154,24 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_policy_s_cases_are_in_tests() {
+        let dir = tempfile::tempdir().unwrap();
+        let gate = dir.path().join("gate");
+        let folders = |root: &Path| cases(root).unwrap();
+        for folder in ["src/rules", "tests/one", "tests/two"] {
+            std::fs::create_dir_all(gate.join(folder)).unwrap();
+        }
+        std::fs::write(gate.join("tests/one/request.json"), "{}").unwrap();
+        let both = [gate.join("tests/one"), gate.join("tests/two")];
+        assert_eq!(folders(&gate), both);
+        assert_eq!(folders(&gate.join("tests")), both);
+        assert_eq!(folders(&gate.join("tests/one")), both[..1]);
+        std::fs::write(gate.join("policy.wat"), "").unwrap();
+        std::fs::remove_dir_all(gate.join("tests")).unwrap();
+        assert_eq!(folders(&gate), Vec::<PathBuf>::new(), "src is no case");
+    }
 
     #[test]
     fn the_report_is_xml_whatever_a_case_says() {
