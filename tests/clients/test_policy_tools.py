@@ -4,6 +4,7 @@ import base64
 import copy
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tomllib
@@ -16,9 +17,9 @@ from server import ROOT, TINY, Server, binary
 GATE = ROOT / "plugins/shell-gate.wasm"
 
 
-def forkpoint(*words, fails: bool = False) -> str:
+def forkpoint(*words, fails: bool = False, **how) -> str:
     """What a command prints, which must end well, or must not."""
-    done = subprocess.run([binary(), *map(str, words)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([binary(), *map(str, words)], capture_output=True, text=True, timeout=120, **how)
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -55,6 +56,124 @@ def test_from_nothing_to_a_policy_that_serves(tmp_path):
     assert (status["state"], status["last_error"]) == ("serving", None)
     assert status["description"]
     server.stop()
+
+
+def program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_component_that_goes_elsewhere_takes_its_manifest_along(tmp_path):
+    folder, plugins = tmp_path / "my-gate", tmp_path / "plugins"
+    forkpoint("policy", "new", "--lang", "wasm-text", folder)
+    build = ("policy", "build", folder, "--out", plugins / "gate.wasm")
+    assert f"{plugins} is no folder, make it first" in forkpoint(*build, fails=True)
+    plugins.mkdir()
+    assert f"wrote {plugins}/gate.toml" in forkpoint(*build)
+    assert (plugins / "gate.toml").read_bytes() == (folder / "my-gate.toml").read_bytes()
+    assert "gate.toml" not in forkpoint(*build), "the same is there"
+    (plugins / "gate.toml").write_text("fallback = 'next'\n")
+    assert f"kept {plugins}/gate.toml; the policy's own my-gate.toml differs" in forkpoint(*build)
+    assert (plugins / "gate.toml").read_text() == "fallback = 'next'\n"
+    assert "toml" not in forkpoint("policy", "build", folder, "--out", folder / "other.wasm")
+    assert not (folder / "other.toml").exists()
+
+
+def test_a_case_that_is_not_run_and_a_component_that_is_old_are_told(tmp_path):
+    folder = tmp_path / "my-gate"
+    forkpoint("policy", "new", "--lang", "wat", folder)
+    assert "`forkpoint policy build` makes one" in forkpoint("policy", "test", cwd=folder, fails=True)
+    forkpoint("policy", "build", cwd=folder)
+    said = forkpoint("policy", "test", cwd=folder)
+    assert "3 passed, 0 failed" in said and "warning" not in said
+    built = (folder / "my-gate.wasm").stat().st_mtime
+    os.utime(folder / "policy.wat", (built + 1, built + 1))
+    for command in (("test", folder), ("test", folder / "tests/answers"), ("check", folder / "my-gate.wasm")):
+        said = forkpoint("policy", *command)
+        assert f"warning: {folder}/policy.wat is newer than" in said, said
+        assert f"forkpoint policy build {folder}" in said
+
+    # Its file's name is misspelt.
+    (folder / "tests/.hidden").mkdir()
+    (folder / "tests/no-fruit").mkdir()
+    (folder / "tests/no-fruit/requets.json").write_text("{}")
+    said = forkpoint("policy", "test", folder, fails=True)
+    assert "FAIL tests/no-fruit" in said and "request.json is not there" in said and "3 passed, 1 failed" in said
+    shutil.rmtree(folder / "tests/no-fruit")
+
+    # Where nothing answers, what the policy made of that says no more.
+    (folder / "tests/answers/answers.json").write_text('[{"asked": "Would it delete", "yes": 0.1}]')
+    said = forkpoint("policy", "test", folder, fails=True)
+    assert 'answers.json has no answer to "Would the last request destroy data?": the "asked" of its entry' in said
+    assert "expected" not in said and "the call ended" not in said
+
+
+def test_what_a_build_misses_is_named_with_what_to_do(tmp_path):
+    said = forkpoint("policy", "new", "--lang", "javascript", tmp_path / "my gates/gate")
+    folder = f"'{tmp_path}/my gates/gate'"
+    install = f"npm install -E --prefix {folder} componentize-qjs@0.4.5"
+    assert f"`{install}`" in said and f"next: forkpoint policy build {folder}" in said
+    bare = {"PATH": "", "HOME": str(tmp_path)}
+    build = ("policy", "build", tmp_path / "my gates/gate")
+    assert f"componentize-qjs is not on PATH: {install}" in forkpoint(*build, env=bare, fails=True)
+
+    folder = tmp_path / "c"
+    forkpoint("policy", "new", "--lang", "c", folder)
+    pip = f"python3 -m venv {folder}/.venv && {folder}/.venv/bin/pip install ziglang==0.17.1"
+    assert pip in forkpoint("policy", "build", folder, env=bare, fails=True)
+    said = forkpoint("policy", "build", folder, env=bare | {"ZIG": "/nowhere/zig"}, fails=True)
+    assert "cannot run /nowhere/zig (from ZIG)" in said
+
+    # A rustc with a library and no linker, and a cargo that does not find one either.
+    folder, libraries = tmp_path / "rust", tmp_path / "lib/rustlib/wasm32-unknown-unknown/lib"
+    forkpoint("policy", "new", "--lang", "rs", folder)
+    bare |= {"RUSTC": str(program(tmp_path / "rustc", f"echo {libraries}"))}
+    bare |= {"CARGO": str(program(tmp_path / "cargo", "echo 'error: linker `rust-lld` not found' >&2; exit 1"))}
+    assert "no standard library for wasm32-unknown-unknown" in forkpoint("policy", "build", folder, env=bare, fails=True)
+    libraries.mkdir(parents=True)
+    (libraries / "libstd-0.rlib").touch()
+    linker = "CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER"
+    said = forkpoint("policy", "build", folder, env=bare, fails=True)
+    assert "there is no linker" in said and f"set {linker}" in said and "error: linker" not in said
+    said = forkpoint("policy", "build", folder, env=bare | {linker: "/nowhere/lld"}, fails=True)
+    assert "error: linker" in said and "cargo found no linker" in said and f"set {linker}" in said
+    program(tmp_path / "cargo", "echo 'error[E0308]: mismatched types' >&2; exit 101")
+    said = forkpoint("policy", "build", folder, env=bare | {linker: "/nowhere/lld"}, fails=True)
+    assert "mismatched types" in said and f"{tmp_path}/cargo (from CARGO) failed" in said and "no linker" not in said
+
+
+def test_errors_in_javascript_name_the_policys_lines(tmp_path):
+    folder = tmp_path / "gate"
+    forkpoint("policy", "new", "--lang", "js", folder)
+    # What QuickJS does: it names the file that it was given, and the line there.
+    qjs = program(tmp_path / "qjs", """while [ "$1" != --js ]; do shift; done
+line=$(grep -n oops "$2" | cut -d: -f1)
+echo "SyntaxError: unexpected token" >&2; echo "    at /${2##*/}:$line:3" >&2; echo "of $2" >&2; exit 1""")
+    build = ("policy", "build", folder)
+    env = os.environ | {"COMPONENTIZE_QJS": str(qjs)}
+    (folder / "policy.js").write_text('import { generate } from "forkpoint-policy";\n\n'
+                                      "export function route(request) {\n  oops(;\n}\n")
+    said = forkpoint(*build, env=env, fails=True)
+    assert f"    at {folder}/policy.js:4:3\nof {folder}/policy.js\n" in said
+    assert all("linked.js" not in line for line in said.splitlines() if not line.startswith("+ ")), said
+    assert "bundle" not in said
+    with (folder / "policy.js").open("a") as policy:
+        policy.write('import { rules } from "./rules.js";\n')
+    said = forkpoint(*build, env=env, fails=True)
+    assert f'{folder}/policy.js imports "./rules.js"' in said and "bundle it into the policy's file first" in said
+
+
+def test_toolchains_are_printed_for_a_shell(tmp_path):
+    script = ROOT / "examples/toolchains.py"
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    zig = tmp_path / "forkpoint/guest-toolchain/ziglang-0.17.1"
+    zig.mkdir(parents=True)
+    (zig / "ready").touch()
+    said = subprocess.run([script, "zig", "wat"], env=env, capture_output=True, text=True, check=True).stdout
+    assert said == f"export ZIG={zig}/bin/python-zig\n"
+    unknown = subprocess.run([script, "cobol"], env=env, capture_output=True, text=True)
+    assert unknown.returncode == 2 and "no language cobol: expected some of rust c cpp" in unknown.stderr
 
 
 def test_a_check_says_how_good_its_probes_are():

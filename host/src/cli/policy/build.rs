@@ -1,9 +1,11 @@
 //! `forkpoint policy build`: a folder with a policy's source becomes a component.
 
 pub(super) mod kit;
+mod manifest;
 mod recipes;
+mod rust;
 mod script;
-mod tool;
+pub(super) mod tool;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,18 +23,19 @@ use crate::policy::{CONTRACT_VERSIONS, is_policy_name};
 #[command(after_help = "\
 Examples:
   forkpoint policy build                                      the policy in this folder
-  forkpoint policy build my-gate --out plugins/my-gate.wasm   a running server takes it up
+  forkpoint policy build my-gate --out plugins/my-gate.wasm   with its manifest: a running server takes it up
   ZIG=~/zig-0.17.1/zig forkpoint policy build my-gate         with this compiler rather than the one on PATH
   forkpoint policy build my-gate -- -O3                       more flags for the compiler
 
 The language is told by the folder's files: Cargo.toml, go.mod, asconfig.json, or policy.c, .cpp, .js, .ts, .py, .zig or
-.wat. Compilers are looked for under CARGO, GO, ZIG, COMPONENTIZE_QJS, TSC, COMPONENTIZE_PY and ASC, then in the
+.wat. Compilers are looked for under CARGO, RUSTC, GO, ZIG, COMPONENTIZE_QJS, TSC, COMPONENTIZE_PY and ASC, then in the
 folder's own node_modules and .venv, then on PATH.")]
 pub(in crate::cli) struct BuildArgs {
     /// The policy's folder.
     #[arg(default_value = ".")]
     dir: PathBuf,
-    /// Where the component goes [default: DIR/NAME.wasm, NAME being its manifest's name or the folder's].
+    /// Where the component goes [default: DIR/NAME.wasm, NAME being its manifest's name or the folder's]. In another
+    /// folder it gets a copy of the manifest beside it, unless one is there.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Take the contract and the helpers from here, a folder like the repository's wit/ or with a contract alone
@@ -54,16 +57,23 @@ pub(in crate::cli) struct BuildArgs {
 /// What a policy is written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Language {
+    #[value(alias = "rs")]
     Rust,
     C,
+    #[value(aliases = ["c++", "cxx"])]
     Cpp,
+    #[value(alias = "javascript")]
     Js,
+    #[value(alias = "typescript")]
     Ts,
+    #[value(alias = "py")]
     Python,
+    #[value(alias = "golang")]
     Go,
-    #[value(name = "assemblyscript")]
+    #[value(name = "assemblyscript", alias = "as")]
     AssemblyScript,
     Zig,
+    #[value(aliases = ["wasm-text", "wast"])]
     Wat,
 }
 
@@ -89,6 +99,7 @@ impl BuildArgs {
             Some(out) => out,
             None => dir.join(format!("{}.wasm", policy_name(&dir)?)),
         };
+        let folder = folder_of(&out)?;
         let scratch = tempfile::Builder::new().prefix("forkpoint-build-").tempdir();
         let scratch = scratch.context("cannot make a folder for what is built")?;
         let named = self.wit.as_deref().map(Wit::Path);
@@ -97,6 +108,15 @@ impl BuildArgs {
         let job =
             Job { dir: &dir, wit: kit.path(), scratch: scratch.path(), wasi: self.wasi, flags: &self.flags };
         let component = recipes::build(language, &job)?;
+        let served = out.extension().is_some_and(|extension| extension == "wasm");
+        if served
+            && folder.is_some_and(|folder| folder != dir)
+            && let Some(manifest) = manifest::find(&dir)?
+            && let Some(said) = manifest::place(&manifest, &out)?
+        {
+            // Before the component, which a server takes up with what lies beside it.
+            eprintln!("{said}");
+        }
         write_file(&out, &component)?;
         eprintln!("wrote {} ({} KB)", out.display(), component.len().div_ceil(1000));
         Ok(())
@@ -151,24 +171,26 @@ impl Language {
 
 /// The name of the only manifest, or of the folder.
 fn policy_name(dir: &Path) -> Result<String> {
-    let mut manifests = Vec::new();
-    for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            manifests.extend(path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned));
-        }
-    }
-    let others = ["pyproject", "clippy", "rustfmt", "forkpoint"];
-    // `Cargo` is no policy's name, with its capital letter.
-    manifests.retain(|name| is_policy_name(name) && !others.contains(&name.as_str()));
-    let name = match &manifests[..] {
-        [name] => name.clone(),
-        _ => dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-    };
+    let manifest = manifest::find(dir)?;
+    let name = manifest.as_deref().map_or(dir.file_name(), Path::file_stem).unwrap_or_default();
+    let name = name.to_string_lossy().into_owned();
     if !is_policy_name(&name) {
         bail!("{name:?} is not a policy's name (lower-case letters, digits, - and _): say --out FILE");
     }
     Ok(name)
+}
+
+/// The folder that a file goes into; none for standard output.
+fn folder_of(out: &Path) -> Result<Option<PathBuf>> {
+    let folder = match out.parent() {
+        _ if out == Path::new("-") => return Ok(None),
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        bail!("cannot write {}: {} is no folder, make it first", out.display(), folder.display());
+    }
+    folder.canonicalize().map(Some).with_context(|| format!("cannot read {}", folder.display()))
 }
 
 #[cfg(test)]
@@ -220,6 +242,10 @@ mod tests {
             "my-gate"
         );
         assert_eq!(policy_name(folder(&["a.toml", "b.toml"]).path()).unwrap(), "gate-");
+        let missing = folder(&["policy.wat"]).path().join("plugins/gate.wasm");
+        let error = folder_of(&missing).unwrap_err().to_string();
+        assert!(error.ends_with("plugins is no folder, make it first"), "{error}");
+        assert_eq!(folder_of(Path::new("-")).unwrap(), None);
         let upper = folder(&[]).path().join("Upper");
         std::fs::create_dir_all(&upper).unwrap();
         assert!(policy_name(&upper).unwrap_err().to_string().contains("--out"));

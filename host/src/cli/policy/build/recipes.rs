@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::tool::{ASC, CARGO, COMPONENTIZE_PY, COMPONENTIZE_QJS, GO, RUSTC, TSC, ZIG, output, run};
-use super::{Job, Language, kit, script};
+use super::tool::{ASC, COMPONENTIZE_PY, COMPONENTIZE_QJS, GO, TSC, ZIG, run, run_translated};
+use super::{Job, Language, kit, rust, script};
 use crate::guest_tools::{self, Wit};
-
-/// The target of policies in Rust: it has nothing of WASI.
-const WASM: &str = "wasm32-unknown-unknown";
 
 /// The component of a policy.
 pub(super) fn build(language: Language, job: &Job<'_>) -> Result<Vec<u8>> {
     match language {
-        Language::Rust => rust(job),
+        Language::Rust => component(&rust::module(job)?, job),
         Language::C => c(job, "c"),
         Language::Cpp => c(job, "cpp"),
-        Language::Js => javascript(job, &job.dir.join("policy.js")),
+        Language::Js => {
+            let policy = job.dir.join("policy.js");
+            javascript(job, &policy, &policy.display().to_string())
+        }
         Language::Ts => typescript(job),
         Language::Python => python(job),
         Language::Go => go(job),
@@ -26,41 +26,6 @@ pub(super) fn build(language: Language, job: &Job<'_>) -> Result<Vec<u8>> {
         Language::Zig => zig(job),
         Language::Wat => wat(job),
     }
-}
-
-fn rust(job: &Job<'_>) -> Result<Vec<u8>> {
-    let libraries = output(RUSTC.command(job.dir)?.args(["--print", "target-libdir", "--target", WASM]))?;
-    if !holds_std(Path::new(libraries.trim())) {
-        bail!("rustc has no standard library for {WASM}: rustup target add {WASM}");
-    }
-    let manifest = job.dir.join("Cargo.toml");
-    let mut cargo = CARGO.command(job.dir)?;
-    // From the folder, whose configuration and toolchain count.
-    cargo.current_dir(job.dir).args(["build", "--release", "--target", WASM]).args(job.flags);
-    run(&mut cargo)?;
-    let mut cargo = CARGO.command(job.dir)?;
-    cargo.current_dir(job.dir).args(["metadata", "--no-deps", "--format-version", "1"]);
-    let metadata: serde_json::Value = serde_json::from_str(&output(&mut cargo)?).context("cargo metadata")?;
-    let module = cargo_module(&metadata, &manifest)
-        .with_context(|| format!("{}: expected a library of crate-type cdylib", manifest.display()))?;
-    component(&module, job)
-}
-
-fn holds_std(libraries: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(libraries) else { return false };
-    entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().starts_with("libstd-"))
-}
-
-/// Where cargo leaves the module of the package whose manifest this is.
-fn cargo_module(metadata: &serde_json::Value, manifest: &Path) -> Option<PathBuf> {
-    let packages = metadata["packages"].as_array()?;
-    let package = packages.iter().find(|p| p["manifest_path"].as_str() == manifest.to_str())?;
-    let is_cdylib = |target: &&serde_json::Value| {
-        target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "cdylib"))
-    };
-    let library = package["targets"].as_array()?.iter().find(is_cdylib)?;
-    let file = format!("{}.wasm", library["name"].as_str()?.replace('-', "_"));
-    Some(Path::new(metadata["target_directory"].as_str()?).join(WASM).join("release").join(file))
 }
 
 /// C, or C++ over the bindings for C. `extension` is that of the policy's sources.
@@ -91,18 +56,30 @@ fn c(job: &Job<'_>, extension: &str) -> Result<Vec<u8>> {
     without_wasi(&core, job)
 }
 
-fn javascript(job: &Job<'_>, policy: &Path) -> Result<Vec<u8>> {
-    let module = job.scratch.join("linked.js");
-    let linked = script::link(&read(&job.wit.join("js/policy.js"))?, &read(policy)?)
-        .with_context(|| policy.display().to_string())?;
+/// `policy` is the module's file, `name` what its author knows it by.
+fn javascript(job: &Job<'_>, policy: &Path, name: &str) -> Result<Vec<u8>> {
+    const MODULE: &str = "linked.js";
+    let module = job.scratch.join(MODULE);
+    let source = read(policy)?;
+    let linked =
+        script::link(&read(&job.wit.join("js/policy.js"))?, &source).with_context(|| name.to_owned())?;
     if let Some(warning) = linked.warning {
-        eprintln!("warning: {}: {warning}", policy.display());
+        eprintln!("warning: {name}: {warning}");
     }
     kit::write_file(&module, &linked.module)?;
     let out = job.scratch.join("policy.wasm");
     let mut qjs = COMPONENTIZE_QJS.command(job.dir)?;
     qjs.arg("--wit").arg(job.wit).args(["--world", "policy", "--sync", "--stub-wasi", "--js"]).arg(module);
-    run(qjs.args(job.flags).arg("-o").arg(&out))?;
+    let scratch = format!("{}/", job.scratch.display());
+    let translate = |said: &str| linked.translate(&said.replace(&scratch, ""), MODULE, name);
+    let built = run_translated(qjs.args(job.flags).arg("-o").arg(&out), translate);
+    match script::others(&source).first() {
+        Some(other) if built.is_err() => bail!(
+            "{name} imports {other:?}, and a component in JavaScript holds one module: bundle it into the policy's \
+             file first"
+        ),
+        _ => built?,
+    }
     read_bytes(&out)
 }
 
@@ -122,7 +99,8 @@ fn typescript(job: &Job<'_>) -> Result<Vec<u8>> {
     }
     kit::write_file(&config, &settings.to_string())?;
     run(TSC.command(job.dir)?.arg("-p").arg(config).args(job.flags))?;
-    javascript(&Job { flags: &[], ..*job }, &job.scratch.join("js/policy.js"))
+    let compiled = job.scratch.join("js/policy.js");
+    javascript(&Job { flags: &[], ..*job }, &compiled, "policy.js (from policy.ts)")
 }
 
 fn python(job: &Job<'_>) -> Result<Vec<u8>> {
@@ -130,7 +108,8 @@ fn python(job: &Job<'_>) -> Result<Vec<u8>> {
     let mut command = COMPONENTIZE_PY.command(job.dir)?;
     command.arg("-d").arg(job.wit).args(["-w", "policy", "componentize", "--stub-wasi", "-p"]).arg(job.dir);
     command.arg("-p").arg(job.wit.join("python")).args(job.flags).arg("policy").arg("-o").arg(&out);
-    run(&mut command)?;
+    // Its own trace says nothing of the policy, whose trace Python prints.
+    run(command.env("RUST_BACKTRACE", "0"))?;
     read_bytes(&out)
 }
 
@@ -256,23 +235,6 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_module_of_a_package_is_found_in_cargo_s_metadata() {
-        let metadata = serde_json::json!({
-            "target_directory": "/t",
-            "packages": [
-                {"manifest_path": "/other/Cargo.toml", "targets": [{"name": "other", "kind": ["cdylib"]}]},
-                {"manifest_path": "/gate/Cargo.toml", "targets": [
-                    {"name": "tests", "kind": ["test"]},
-                    {"name": "my-gate", "kind": ["cdylib", "rlib"]},
-                ]},
-            ],
-        });
-        let found = cargo_module(&metadata, Path::new("/gate/Cargo.toml"));
-        assert_eq!(found.unwrap(), Path::new("/t/wasm32-unknown-unknown/release/my_gate.wasm"));
-        assert_eq!(cargo_module(&metadata, Path::new("/none/Cargo.toml")), None);
-    }
 
     #[test]
     fn helpers_in_text_take_one_line() {

@@ -11,6 +11,9 @@ const HELPERS: &str = "forkpoint-policy";
 pub(super) struct Linked {
     /// The one module.
     pub(super) module: String,
+    /// How many of its lines stand before the policy's, and how many of them the policy has.
+    before: usize,
+    lines: usize,
     /// What its author should know.
     pub(super) warning: Option<&'static str>,
 }
@@ -30,10 +33,55 @@ pub(super) fn link(helpers: &str, policy: &str) -> Result<Linked> {
         }
     }
     let names = names.join(", ");
+    let head = format!("{imports}const $forkpoint = (() => {{\n{body}return {{ {names} }};\n}})();\n");
+    let (before, lines) = (head.lines().count(), policy.lines().count());
     let (policy, warning) = guard(&bind(policy)?);
-    let module =
-        format!("{imports}const $forkpoint = (() => {{\n{body}return {{ {names} }};\n}})();\n{policy}");
-    Ok(Linked { module, warning })
+    Ok(Linked { module: head + &policy, before, lines, warning })
+}
+
+impl Linked {
+    /// What was said of the module's file `module`, as said of the policy's: `linked.js:52:7` becomes `policy.js:9:7`.
+    pub(super) fn translate(&self, said: &str, module: &str, policy: &str) -> String {
+        let (mut out, mut rest) = (String::new(), said);
+        while let Some(at) = rest.find(module) {
+            // componentize-qjs sees the file in a root of its own.
+            out += rest[..at].strip_suffix('/').unwrap_or(&rest[..at]);
+            rest = &rest[at + module.len()..];
+            let digits = rest
+                .strip_prefix(':')
+                .map_or("", |rest| &rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())]);
+            let Ok(line) = digits.parse::<usize>() else {
+                out += policy;
+                continue;
+            };
+            rest = &rest[1 + digits.len()..];
+            match line.checked_sub(self.before) {
+                // What follows the policy is its guard, where what it leaves open is noticed.
+                Some(own @ 1..) => out += &format!("{policy}:{}", own.min(self.lines)),
+                _ => out += &format!("{HELPERS}:{line}"),
+            }
+        }
+        out + rest
+    }
+}
+
+/// Modules that a policy imports besides the helpers and the contract.
+pub(super) fn others(policy: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for (at, quote) in policy.match_indices(['"', '\'']) {
+        let (before, after) = (&policy[..at], &policy[at + 1..]);
+        let line = before.rsplit('\n').next().unwrap_or_default().trim_start();
+        let called = before.trim_end().ends_with('(');
+        let starts = ["import", "export", "}"].iter().any(|word| line.starts_with(word));
+        if !is_module(before) || !(called || starts || line.contains("} from")) {
+            continue;
+        }
+        let name = after.split(quote).next().unwrap_or_default();
+        if name != HELPERS && !name.starts_with("forkpoint:") && !name.contains('\n') {
+            found.push(name);
+        }
+    }
+    found
 }
 
 /// Around the policy's `route`: an error that is no text would trap rather than be read.
@@ -63,7 +111,8 @@ fn guard(policy: &str) -> (String, Option<&'static str>) {
         return (policy.to_owned(), Some(UNGUARDED));
     };
     let (head, rest) = policy.split_at(at);
-    let rest = &rest["export ".len()..];
+    // Blanks, so that columns stay.
+    let rest = format!("       {}", &rest["export ".len()..]);
     let is_async = rest.split_once('=').is_some_and(|(name, value)| {
         name.split_whitespace().eq(["const", "route"]) && value.trim_start().starts_with("async")
     });
@@ -187,10 +236,10 @@ mod tests {
     #[test]
     fn the_policy_s_route_is_exported_under_guard() {
         for (exported, kept) in [
-            ("export function route(request) {}", "function route(request) {}"),
-            ("export function route (request) {}", "function route (request) {}"),
-            ("export const route = (request) => 1;", "const route = (request) => 1;"),
-            ("export const route=(request) => 1;", "const route=(request) => 1;"),
+            ("export function route(request) {}", "       function route(request) {}"),
+            ("export function route (request) {}", "       function route (request) {}"),
+            ("export const route = (request) => 1;", "       const route = (request) => 1;"),
+            ("export const route=(request) => 1;", "       const route=(request) => 1;"),
         ] {
             let linked = link(HELPER, &format!("const a = 1;\n{exported}\n")).unwrap();
             let module = linked.module;
@@ -204,7 +253,7 @@ mod tests {
         let longer = "export function routeByTools(request) {}\nexport const routes = [];\n";
         let linked = link(HELPER, &format!("{longer}export function route(request) {{}}\n")).unwrap();
         assert!(
-            linked.module.contains(&format!("{longer}function route(request) {{}}\n")),
+            linked.module.contains(&format!("{longer}       function route(request) {{}}\n")),
             "{}",
             linked.module
         );
@@ -226,6 +275,39 @@ mod tests {
         assert!(other.ends_with("function f() {}\nexport { f as route };\n"), "{other}");
         let inner = "export const route = (request) => later(async () => 1);\n";
         assert_eq!(link(HELPER, inner).unwrap().warning, None);
+    }
+
+    #[test]
+    fn what_is_said_of_the_module_is_said_of_the_policy() {
+        let policy =
+            "import { next } from \"forkpoint-policy\";\nexport function route(request) {\n  oops(;\n}\n";
+        let linked = link(HELPER, policy).unwrap();
+        let line = 1 + linked.module.lines().position(|line| line.contains("oops")).unwrap();
+        let translate = |said: &str| linked.translate(said, "linked.js", "my/policy.js");
+        assert_eq!(
+            translate(&format!("SyntaxError: unexpected token\n    at /linked.js:{line}:8\n")),
+            "SyntaxError: unexpected token\n    at my/policy.js:3:8\n"
+        );
+        assert_eq!(translate("linked.js:1: x, linked.js:9999"), "forkpoint-policy:1: x, my/policy.js:4");
+        assert_eq!(translate("JS: linked.js\nlinked.js"), "JS: my/policy.js\nmy/policy.js");
+        assert_eq!(translate("nothing:3"), "nothing:3");
+    }
+
+    #[test]
+    fn columns_stay_where_the_export_goes() {
+        let policy = "const a = 1;\nexport function route(request) { return request; }\n";
+        let linked = link(HELPER, policy).unwrap().module;
+        let column = |text: &str| text.lines().find_map(|line| line.find("return request"));
+        assert_eq!(column(&linked), column(policy));
+    }
+
+    #[test]
+    fn modules_besides_the_helpers_are_found() {
+        let policy = "import { a,\n  b } from './rules.js';\nimport \"lodash\";\nexport * from \"./all.js\";\n\
+            import {\n  c,\n} from \"../c.js\";\nconst d = require(\"./d.js\");\n\
+            import { next } from \"forkpoint-policy\";\nimport { log } from \"forkpoint:policy/host@0.1.0\";\n\
+            // import x from \"./x.js\"\nconst said = 'taken from \"y.js\"';\n";
+        assert_eq!(others(policy), ["./rules.js", "lodash", "./all.js", "../c.js", "./d.js"]);
     }
 
     #[test]
