@@ -336,6 +336,11 @@ impl Writer {
         self.sampler.get_or_insert_with(|| Sampler::new(write.sampling.clone(), *seed, sequence.tokens()))
     }
 
+    /// Whether a token ends the reply and is no part of it.
+    pub(super) fn ends_at(&self, choice: &Choice) -> bool {
+        self.write.eos.contains(&choice.token)
+    }
+
     /// Passes a sampled token's text on. Returns the token to compute next, or
     /// none when the reply has ended. `room` is how many more tokens the context
     /// window holds.
@@ -343,7 +348,7 @@ impl Writer {
         if self.generated == 0 {
             self.context = sequence.len();
         }
-        if self.write.eos.contains(&choice.token) {
+        if self.ends_at(&choice) {
             return self.end(sequence, FinishReason::Stop, false);
         }
         self.generated += 1;

@@ -350,22 +350,21 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Hands on what a job read off its logits. Returns the token to compute next.
+    /// Hands on what a job read off its logits, and counts it before anyone hears of it. Returns the token to compute
+    /// next.
     fn put(&self, job: &mut Job, pick: Pick) -> Option<u32> {
         let study = job.is_study();
         match (&mut job.then, pick) {
             (Then::Read(Read { call, index, .. }), Pick::Found(found)) => {
-                call.borrow_mut().put(*index, found);
                 self.gauges.decisions.fetch_add(u64::from(!study), Relaxed);
+                call.borrow_mut().put(*index, found);
                 None
             }
             (Then::Write(writer), Pick::Token(choice)) => {
                 // The sampled token itself needs room to be computed.
                 let room = self.limits.context.saturating_sub(job.sequence.len() + 1);
-                let before = writer.generated;
-                let next = writer.next(&job.sequence, choice, room);
-                self.gauges.generated_tokens.fetch_add((writer.generated - before) as u64, Relaxed);
-                next
+                self.gauges.generated_tokens.fetch_add(u64::from(!writer.ends_at(&choice)), Relaxed);
+                writer.next(&job.sequence, choice, room)
             }
             _ => unreachable!("a job picks what follows it"),
         }
