@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use forkpoint_kernels::PAGE_TOKENS;
 use tokio::sync::mpsc;
 
+use super::pace::LEAST;
 use super::{Found, Grown, Readings, Reply, SequenceId, Start, Suffix, Wanted, Write};
 use crate::detokenize::Detokenizer;
 use crate::error::EngineError;
@@ -16,8 +17,8 @@ use crate::kv::{PageCopy, Purpose, Sequence, Shortage};
 use crate::tokenizer::Tokenizer;
 
 /// Rows that a request's part takes beyond a step's budget where nothing is left of it
-/// then.
-pub(super) const SMALL_REST: usize = 31;
+/// then: as many as would waste a step of their own.
+pub(super) const SMALL_REST: usize = LEAST - 1;
 
 /// A sequence with tokens still to compute.
 pub(super) struct Job {

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// the middle of one waits at most, give or take.
 const STEP: Duration = Duration::from_millis(100);
 /// Rows under which a step wastes the weights that it reads.
-const LEAST: usize = 32;
+pub(super) const LEAST: usize = 32;
 /// The share of the past in what is expected of the next step.
 const MEMORY: f64 = 0.7;
 
