@@ -1,10 +1,13 @@
 //! Activations as int8, the other side of the integer dot products; and as pairs
 //! of bf16, that of `vdpbf16ps`.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+
 use super::{Path, path::vectorised, weights::BLOCK};
 
 /// 32 activations: `x ≈ scale · q`, `q` in −127..=127.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub(crate) struct QBlock {
     pub(crate) q: [i8; BLOCK],
@@ -28,43 +31,56 @@ impl QBlock {
 /// Activations smaller than this count as zero: `127 / x` would overflow.
 const TINY: f32 = 1e-30;
 
-/// Adding it rounds to an integer, ties to even, in the low bits of the sum.
-const ROUND: f32 = 12_582_912.0;
-
-vectorised! {
-    /// Quantises a row: `x.len()` is 32 times `out.len()`.
-    fn quantise_row(x: &[f32], out: &mut [QBlock]) {
-        for (x, block) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
-            // As integers, so that a NaN is the largest of all and is not lost.
-            let largest = x.iter().fold(0, |largest, v| (v.to_bits() & 0x7fff_ffff).max(largest));
-            let largest = f32::from_bits(largest);
-            if largest < TINY {
-                *block = QBlock::ZERO;
-                continue;
+/// Quantises a row: `x.len()` is 32 times `out.len()`.
+pub(crate) fn quantise_row(path: Path, x: &[f32], out: &mut [QBlock]) {
+    match path {
+        Path::Scalar => {
+            for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
+                quantise(x, out);
             }
-            let inverse = 127.0 / largest;
-            block.scale = largest / 127.0;
-            let mut sums = [0i32; 2];
-            let halves = x.as_chunks::<16>().0.iter().zip(block.q.as_chunks_mut::<16>().0);
-            for (sum, (x, q)) in sums.iter_mut().zip(halves) {
-                for (x, q) in x.iter().zip(q) {
-                    *q = (x * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i8;
-                    *sum += i32::from(*q);
-                }
-            }
-            block.halves = [block.scale * sums[0] as f32, block.scale * sums[1] as f32];
-            block.sum = block.scale * (sums[0] + sums[1]) as f32;
         }
+        // SAFETY: every other path has AVX2, and a `Cpu` takes a path only if the processor
+        // has it.
+        #[cfg(target_arch = "x86_64")]
+        _ => unsafe { avx2::row(x, out) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("a path of another processor"),
     }
 }
 
 /// Quantises what [`quantise_row`] rounded off: the sum of both is `x` to about
 /// 15 bits.
 pub(crate) fn quantise_rest(path: Path, x: &[f32], coarse: &[QBlock], out: &mut [QBlock]) {
-    for ((x, coarse), out) in x.as_chunks::<BLOCK>().0.iter().zip(coarse).zip(out) {
-        let rest: [f32; BLOCK] = std::array::from_fn(|i| x[i] - coarse.scale * f32::from(coarse.q[i]));
-        quantise_row(path, &rest, std::slice::from_mut(out));
+    match path {
+        Path::Scalar => {
+            for ((x, coarse), out) in x.as_chunks::<BLOCK>().0.iter().zip(coarse).zip(out) {
+                quantise(&std::array::from_fn(|i| x[i] - coarse.scale * f32::from(coarse.q[i])), out);
+            }
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        _ => unsafe { avx2::rest(x, coarse, out) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("a path of another processor"),
     }
+}
+
+/// Quantises a block: the reference.
+fn quantise(x: &[f32; BLOCK], block: &mut QBlock) {
+    // As integers, so that a NaN is the largest of all and is not lost.
+    let largest = x.iter().fold(0, |largest, v| (v.to_bits() & 0x7fff_ffff).max(largest));
+    let largest = f32::from_bits(largest);
+    if largest < TINY {
+        *block = QBlock::ZERO;
+        return;
+    }
+    let inverse = 127.0 / largest;
+    block.scale = largest / 127.0;
+    block.q = x.map(|x| (x * inverse).round_ties_even() as i8);
+    let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
+    let sums = [sum(&block.q[..BLOCK / 2]), sum(&block.q[BLOCK / 2..])];
+    block.halves = [block.scale * sums[0] as f32, block.scale * sums[1] as f32];
+    block.sum = block.scale * (sums[0] + sums[1]) as f32;
 }
 
 /// The bits of the nearest bf16, ties to even; what is not a number stays so.
@@ -110,12 +126,22 @@ vectorised! {
 mod tests {
     use super::*;
 
+    fn paths() -> impl Iterator<Item = Path> {
+        Path::ALL.into_iter().filter(|path| path.available())
+    }
+
+    /// A block's bits: the reference's, which every path has unless there is a number that
+    /// is none.
     fn quantise(x: [f32; BLOCK]) -> QBlock {
-        let mut out = [QBlock::ZERO];
-        for path in Path::ALL.into_iter().filter(|p| p.available()) {
+        let mut block = QBlock::ZERO;
+        super::quantise(&x, &mut block);
+        for path in paths() {
+            let mut out = [QBlock::ZERO];
             quantise_row(path, &x, &mut out);
+            let same = out[0] == block || !block.scale.is_finite() && !out[0].scale.is_finite();
+            assert!(same, "{path:?}: {:?} is not {block:?}", out[0]);
         }
-        out[0]
+        block
     }
 
     #[test]
@@ -152,9 +178,12 @@ mod tests {
         let x: [f32; BLOCK] =
             std::array::from_fn(|i| (i as f32 * 0.7).sin() * if i == 5 { 40.0 } else { 1.0 });
         let coarse = [quantise(x)];
-        for path in Path::ALL.into_iter().filter(|p| p.available()) {
+        let mut reference = [QBlock::ZERO];
+        quantise_rest(Path::Scalar, &x, &coarse, &mut reference);
+        for path in paths() {
             let mut rest = [QBlock::ZERO];
             quantise_rest(path, &x, &coarse, &mut rest);
+            assert_eq!(rest, reference, "{path:?}");
             for (i, x) in x.iter().enumerate() {
                 let value = |block: &QBlock| block.scale * f32::from(block.q[i]);
                 let (one, both) = (value(&coarse[0]), value(&coarse[0]) + value(&rest[0]));
@@ -169,7 +198,7 @@ mod tests {
         // Two ties, just above one, the largest that is finite, and an odd one out.
         let bits = [0x3f80_8000u32, 0x3f81_8000, 0x3f80_8001, 0x7f7f_7fff, 0xc049_0fdb];
         let x = bits.map(f32::from_bits);
-        for path in Path::ALL.into_iter().filter(|p| p.available()) {
+        for path in paths() {
             let (mut coarse, mut rest) = ([1; 3], [1; 3]);
             pair_row(path, &x, &mut coarse);
             assert_eq!(coarse, [0x3f82_3f80, 0x7f7f_3f81, 0x0000_c049]);
