@@ -54,6 +54,9 @@ unsafe fn tile<P: Packing, const R: usize>(
         // SAFETY: block `b` of the panel and of each row lie in bounds.
         unsafe {
             let block = panel.as_ptr().add(b * P::BYTES);
+            if R < TILE {
+                ahead(block, P::BYTES);
+            }
             let rows: [*const QBlock; R] =
                 std::array::from_fn(|r| x.data.as_ptr().add((first + r) * x.stride + b));
             for group in 0..P::GROUPS {
@@ -80,6 +83,20 @@ unsafe fn tile<P: Packing, const R: usize>(
         unsafe { put(out, first + r, sums) };
     }
     R
+}
+
+/// Asks for the weights of a block that comes soon, into the second-level cache: with few
+/// rows memory is what a product waits for, and a core that only reads what it needs next
+/// has too few lines on their way.
+#[inline]
+#[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni"))]
+pub(super) fn ahead(block: *const u8, bytes: usize) {
+    const AHEAD: usize = 8192;
+    #[cfg_attr(not(feature = "emulate-avx512"), expect(unused_unsafe, reason = "the features are enabled"))]
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: it reads nothing, wherever it points.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(AHEAD + line).cast()) };
+    }
 }
 
 /// Σ q·x over a group's inputs.
@@ -261,6 +278,9 @@ unsafe fn plain_tile<T: Plain, const R: usize>(
 ) -> usize {
     let mut sums = [_mm512_setzero_ps(); R];
     for i in (0..x.stride).step_by(T::SHARED) {
+        if R < TILE {
+            ahead(panel.as_ptr().wrapping_add(i * LANES * T::BYTES), T::SHARED * LANES * T::BYTES);
+        }
         for input in 0..T::SHARED.min(x.stride - i) {
             // SAFETY: input `i + input` of the panel and of each row lie in bounds.
             unsafe {

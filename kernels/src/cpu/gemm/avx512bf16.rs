@@ -6,7 +6,10 @@
 
 use std::mem::transmute;
 
-use super::{Input, Output, avx512::put};
+use super::{
+    Input, Output,
+    avx512::{ahead, put},
+};
 use crate::cpu::{instructions::*, weights::LANES};
 
 /// Rows of a tile: two sums each, two vectors of weights and an activation.
@@ -52,6 +55,9 @@ unsafe fn tile<const R: usize>(panel: &[u8], x: Input<'_, u32>, first: usize, ou
     // slower than memory.
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     for i in (0..x.stride).step_by(2) {
+        if R < TILE {
+            ahead(panel.as_ptr().wrapping_add(i * LANES * 4), 2 * LANES * 4);
+        }
         for odd in 0..2.min(x.stride - i) {
             // SAFETY: pair `i + odd` of the panel and of each row lie in bounds;
             // vectors of one size, of which any bits are valid.
