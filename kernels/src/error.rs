@@ -47,7 +47,7 @@ pub enum KernelError {
         needs: &'static str,
     },
     /// `FORKPOINT_CPU` holds a word that names no path.
-    #[error("FORKPOINT_CPU must be scalar, avx2, avxvnni, avx512 or avx512bf16, got {0:?}")]
+    #[error("FORKPOINT_CPU must be scalar, avx2, avxvnni, avx512, avx512bf16 or amx, got {0:?}")]
     UnknownPath(String),
     /// The operating system refused memory.
     #[error("cannot reserve {bytes} bytes: {source}")]

@@ -31,7 +31,7 @@ enum Rounding {
 impl Rounding {
     fn of(path: Path, format: Format) -> Self {
         match format {
-            Format::BF16 if path == Path::Avx512Bf16 => Self::Bf16,
+            Format::BF16 if matches!(path, Path::Avx512Bf16 | Path::Amx) => Self::Bf16,
             Format::F32 | Format::F16 | Format::BF16 => Self::None,
             _ => Self::Int8,
         }

@@ -42,7 +42,7 @@ pub(crate) fn run(path: Path) {
             };
             let products = (count * outputs * inputs) as f64;
             let peak: &dyn Peak = match format {
-                Format::BF16 if path == Path::Avx512Bf16 => &Halves(path),
+                Format::BF16 if matches!(path, Path::Avx512Bf16 | Path::Amx) => &Halves(path),
                 Format::F32 | Format::F16 | Format::BF16 => &Multiplies(path),
                 _ => &Dots(path),
             };

@@ -43,7 +43,7 @@ impl Peak for Dots {
             #[cfg(target_arch = "x86_64")]
             Path::AvxVnni => (32, x86::dpbusd256),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 | Path::Avx512Bf16 => (64, x86::dpbusd),
+            Path::Avx512 | Path::Avx512Bf16 | Path::Amx => (64, x86::dpbusd),
             path => unreachable!("no peak of {}", path.name()),
         })
     }
@@ -59,7 +59,7 @@ impl Peak for Multiplies {
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 | Path::AvxVnni => (8, x86::fma256 as unsafe fn()),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 | Path::Avx512Bf16 => (16, x86::fma512),
+            Path::Avx512 | Path::Avx512Bf16 | Path::Amx => (16, x86::fma512),
             path => unreachable!("no peak of {}", path.name()),
         })
     }
@@ -74,6 +74,9 @@ impl Peak for Halves {
         timed(match self.0 {
             #[cfg(target_arch = "x86_64")]
             Path::Avx512Bf16 => (32, x86::dpbf16 as unsafe fn()),
+            // Fewer turns, of more products each.
+            #[cfg(target_arch = "x86_64")]
+            Path::Amx => (x86::TILE / x86::TILES_FEWER, x86::dpbf16_tiles),
             path => unreachable!("no bf16 peak of {}", path.name()),
         })
     }
@@ -110,7 +113,7 @@ impl Peak for Reads {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::*;
+    use std::arch::{asm, x86_64::*};
     use std::hint::black_box;
 
     use super::{CHAINS, TURNS};
@@ -159,6 +162,40 @@ mod x86 {
         // SAFETY: 32 bf16 and 32 u16 are the same bits.
         let ones: __m512bh = unsafe { std::mem::transmute(_mm512_set1_epi16(0x3f80)) };
         chains!(_mm512_setzero_ps(), sum => |a, sum| _mm512_dpbf16_ps(sum, a, a), ones);
+    }
+
+    /// Products of a full tile.
+    pub(super) const TILE: usize = 16 * 16 * 32;
+    /// How many times fewer turns their loop takes.
+    pub(super) const TILES_FEWER: usize = 16;
+
+    /// # Safety
+    /// The processor has AMX-BF16, and the system lets this process use it.
+    pub(super) unsafe fn dpbf16_tiles() {
+        /// What `ldtilecfg` reads: palette 1, all registers 16 rows of 64 bytes.
+        #[repr(C, align(64))]
+        struct Config([u8; 16], [u16; 16], [u8; 16]);
+        let mut config = Config([0; 16], [0; 16], [0; 16]);
+        config.0[0] = 1;
+        config.1[..8].fill(64);
+        config.2[..8].fill(16);
+        // SAFETY: the caller's promise; it touches nothing but registers.
+        unsafe {
+            asm!(
+                "ldtilecfg [{config}]",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm5",
+                "tdpbf16ps tmm1, tmm4, tmm5",
+                "tdpbf16ps tmm2, tmm4, tmm5",
+                "tdpbf16ps tmm3, tmm4, tmm5",
+                "sub {turns}, 4",
+                "jnz 2b",
+                "tilerelease",
+                config = in(reg) &raw const config, turns = inout(reg) TURNS * CHAINS / TILES_FEWER => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                options(nostack, readonly),
+            );
+        }
     }
 
     /// # Safety

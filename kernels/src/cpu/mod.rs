@@ -16,6 +16,8 @@ mod pool;
 mod quantise;
 mod rows;
 mod rowwise;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod weights;
 
 pub use hidden::Hidden;
@@ -55,7 +57,7 @@ pub struct Cpu {
 
 impl Cpu {
     /// The best path that this processor has, or the one that the environment
-    /// variable `FORKPOINT_CPU` names: `scalar`, `avx2`, `avxvnni`, `avx512` or `avx512bf16`. Runs on
+    /// variable `FORKPOINT_CPU` names: `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512bf16` or `amx`. Runs on
     /// `threads` threads, the caller's among them.
     ///
     /// # Errors

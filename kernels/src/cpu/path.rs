@@ -1,11 +1,13 @@
 //! Which instructions the kernels use.
 
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 use crate::KernelError;
 
 /// A family of kernels, chosen once at run time.
 ///
-/// With the feature `emulate-avx512`, for tests, plain Rust stands in for AVX-512
-/// and AVX-VNNI, and their paths are available wherever AVX2 is.
+/// With the feature `emulate-avx512`, for tests, plain Rust stands in for AVX-512,
+/// AVX-VNNI and AMX, and their paths are available wherever AVX2 is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Plain Rust: the reference, and what any processor runs.
@@ -18,11 +20,14 @@ pub enum Path {
     Avx512,
     /// AVX-512 as above and BF16, which multiplies bf16 weights.
     Avx512Bf16,
+    /// All of that and AMX, whose tiles multiply bf16 weights.
+    Amx,
 }
 
 impl Path {
     /// All paths, the fastest first.
-    pub const ALL: [Self; 5] = [Self::Avx512Bf16, Self::Avx512, Self::AvxVnni, Self::Avx2, Self::Scalar];
+    pub const ALL: [Self; 6] =
+        [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::AvxVnni, Self::Avx2, Self::Scalar];
 
     /// The word for it in `FORKPOINT_CPU`.
     #[must_use]
@@ -33,6 +38,7 @@ impl Path {
             Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512bf16",
+            Self::Amx => "amx",
         }
     }
 
@@ -44,6 +50,7 @@ impl Path {
             Self::AvxVnni => "avxvnni, avx2, fma and f16c",
             Self::Avx512 => "avx512f, avx512bw, avx512vl, avx512vnni, avx2, fma and f16c",
             Self::Avx512Bf16 => "avx512bf16 and what avx512 needs",
+            Self::Amx => "amx-tile, amx-bf16, Linux's leave to use them and what avx512bf16 needs",
         }
     }
 
@@ -58,7 +65,7 @@ impl Path {
             match self {
                 Self::Scalar => true,
                 Self::Avx2 => avx2,
-                Self::AvxVnni | Self::Avx512 | Self::Avx512Bf16 if cfg!(feature = "emulate-avx512") => avx2,
+                _ if self.is_emulated() => avx2,
                 Self::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
                 Self::Avx512 => {
                     avx2 && is_x86_feature_detected!("avx512f")
@@ -67,6 +74,7 @@ impl Path {
                         && is_x86_feature_detected!("avx512vnni")
                 }
                 Self::Avx512Bf16 => Self::Avx512.available() && is_x86_feature_detected!("avx512bf16"),
+                Self::Amx => Self::Avx512Bf16.available() && tiles::available(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -88,7 +96,12 @@ impl Path {
     /// Whether plain Rust stands in for its instructions: a path for tests,
     /// taken only when it is asked for.
     const fn is_emulated(self) -> bool {
-        cfg!(feature = "emulate-avx512") && matches!(self, Self::AvxVnni | Self::Avx512 | Self::Avx512Bf16)
+        cfg!(feature = "emulate-avx512") && !matches!(self, Self::Scalar | Self::Avx2)
+    }
+
+    /// Whether products of bf16 weights take activations rounded to bf16.
+    pub(super) const fn has_bf16(self) -> bool {
+        matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
 
     fn named(word: &str) -> Option<Self> {
@@ -125,7 +138,9 @@ macro_rules! vectorised {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 #[cfg_attr(feature = "emulate-avx512", expect(unused_unsafe, reason = "plain Rust stands in"))]
-                $crate::cpu::Path::Avx512 | $crate::cpu::Path::Avx512Bf16 => unsafe { avx512($($arg),*) },
+                $crate::cpu::Path::Avx512 | $crate::cpu::Path::Avx512Bf16 | $crate::cpu::Path::Amx => unsafe {
+                    avx512($($arg),*)
+                },
                 _ => body($($arg),*),
             }
         }

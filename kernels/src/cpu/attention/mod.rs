@@ -225,7 +225,9 @@ pub(crate) fn attend(
         Path::Avx2 | Path::AvxVnni => call.run::<avx2::Avx2>(pool, blocks, threads, partials, out),
         #[cfg(target_arch = "x86_64")]
         // Rounding queries to bf16 for `vdpbf16ps` would cost more than f32 may miss.
-        Path::Avx512 | Path::Avx512Bf16 => call.run::<avx512::Avx512>(pool, blocks, threads, partials, out),
+        Path::Avx512 | Path::Avx512Bf16 | Path::Amx => {
+            call.run::<avx512::Avx512>(pool, blocks, threads, partials, out)
+        }
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("a path of another processor"),
     }

@@ -6,6 +6,8 @@
 //! neighbours.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -94,7 +96,7 @@ pub(crate) fn linear(
         out.set_len(rows);
         match matrix.format() {
             _ if matrix.quantised() => needs.blocks = true,
-            Format::BF16 if path == Path::Avx512Bf16 => needs.pairs = true,
+            Format::BF16 if path.has_bf16() => needs.pairs = true,
             _ => needs.plain = true,
         }
     }
@@ -104,7 +106,7 @@ pub(crate) fn linear(
     let activations = x.prepare(path, pool, scratch, rounding, needs);
     let outputs = &*outputs;
     let panels: usize = outputs.iter().map(|(matrix, _)| matrix.panels()).sum();
-    let chunk = ROWS.min(CACHE / (inputs * 2)).max(8);
+    let chunk = ROWS.min(CACHE / (inputs * 2)).max(16);
     let part = |thread: usize, threads: usize| {
         let mine = share(panels, thread, threads);
         for first in (0..rows).step_by(chunk) {
@@ -112,6 +114,10 @@ pub(crate) fn linear(
             let mut before = 0;
             for (matrix, out) in outputs {
                 let (start, end) = (mine.start.max(before), mine.end.min(before + matrix.panels()));
+                // SAFETY: the path is the processor's, and no tiles are set between two matrices.
+                #[cfg(target_arch = "x86_64")]
+                let _tiles =
+                    (path == Path::Amx).then(|| unsafe { amx::prepare(matrix.format(), inputs, run.len()) });
                 for panel in start..end {
                     product(path, matrix, panel - before, activations, run.clone(), out, adds);
                 }
@@ -154,8 +160,11 @@ fn product(
             activations.blocks.multiply(run, output, adds, kernel);
         }, _ => {
             #[cfg(target_arch = "x86_64")]
-            if (path, matrix.format()) == (Path::Avx512Bf16, Format::BF16) {
-                let kernel = |input: Input<'_, u32>, output| avx512bf16::pairs(weights, input, output);
+            if path.has_bf16() && matrix.format() == Format::BF16 {
+                let kernel = |input: Input<'_, u32>, output| match path {
+                    Path::Amx => amx::pairs(weights, input, output),
+                    _ => avx512bf16::pairs(weights, input, output),
+                };
                 return activations.pairs.multiply(run, output, adds, kernel);
             }
             let kernel = |input: Input<'_, f32>, output| plain(path, matrix.format(), weights, input, output);
@@ -179,15 +188,17 @@ unsafe fn plain(path: Path, format: Format, weights: &[u8], input: Input<'_, f32
             #[cfg(target_arch = "x86_64")]
             (Path::Avx2 | Path::AvxVnni, _) => avx2::plain::<avx2::Bf16>(weights, input, output),
             #[cfg(target_arch = "x86_64")]
-            (Path::Avx512 | Path::Avx512Bf16, Format::F32) => {
+            (Path::Avx512 | Path::Avx512Bf16 | Path::Amx, Format::F32) => {
                 avx512::plain::<avx512::F32>(weights, input, output);
             }
             #[cfg(target_arch = "x86_64")]
-            (Path::Avx512 | Path::Avx512Bf16, Format::F16) => {
+            (Path::Avx512 | Path::Avx512Bf16 | Path::Amx, Format::F16) => {
                 avx512::plain::<avx512::F16>(weights, input, output);
             }
             #[cfg(target_arch = "x86_64")]
-            (Path::Avx512 | Path::Avx512Bf16, _) => avx512::plain::<avx512::Bf16>(weights, input, output),
+            (Path::Avx512 | Path::Avx512Bf16 | Path::Amx, _) => {
+                avx512::plain::<avx512::Bf16>(weights, input, output)
+            }
             (_, format) => scalar::plain(format, weights, input, output),
         }
     }
@@ -206,7 +217,7 @@ unsafe fn quantised<P: Packing>(path: Path, weights: &[u8], input: Input<'_, QBl
             #[cfg(target_arch = "x86_64")]
             Path::AvxVnni => avxvnni::quantised::<P>(weights, input, output),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 | Path::Avx512Bf16 => avx512::quantised::<P>(weights, input, output),
+            Path::Avx512 | Path::Avx512Bf16 | Path::Amx => avx512::quantised::<P>(weights, input, output),
             _ => scalar::quantised::<P>(weights, input, output),
         }
     }

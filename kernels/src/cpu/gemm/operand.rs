@@ -18,8 +18,14 @@ use crate::{Operand, Rounding};
 pub(crate) struct Scratch {
     made: Vec<f32>,
     blocks: Vec<QBlock>,
-    pairs: Vec<u32>,
+    pairs: Vec<Line>,
 }
+
+/// Pairs of a cache line: a tile's row that starts within one takes four times as long to
+/// load.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u32; 16]);
 
 /// Which types a call's matrices are multiplied in.
 #[derive(Clone, Copy, Default)]
@@ -122,7 +128,10 @@ impl Operand<'_, Cpu> {
         let copies = if rounding == Rounding::Fine { 2 } else { 1 };
         let made = Parts::new(at_least(&mut scratch.made, made_rows * width, 0.0));
         let blocks = Parts::new(at_least(&mut scratch.blocks, copies * rows * of_blocks, QBlock::ZERO));
-        let pairs = Parts::new(at_least(&mut scratch.pairs, copies * rows * of_pairs, 0));
+        let lines = (copies * rows * of_pairs).div_ceil(16);
+        let pairs = at_least(&mut scratch.pairs, lines, Line([0; 16]));
+        // SAFETY: a line is its pairs.
+        let pairs = Parts::new(unsafe { pairs.align_to_mut::<u32>() }.1);
         let visit = |thread: usize, share: Range<usize>| {
             for row in share {
                 let x = match given {
@@ -171,7 +180,8 @@ impl Operand<'_, Cpu> {
         Activations {
             plain: Rounded { coarse: plain, fine: &[], of_row: width },
             blocks: Rounded::of(&scratch.blocks, rows, of_blocks, rounding),
-            pairs: Rounded::of(&scratch.pairs, rows, of_pairs, rounding),
+            // SAFETY: as above.
+            pairs: Rounded::of(unsafe { scratch.pairs.align_to::<u32>() }.1, rows, of_pairs, rounding),
         }
     }
 }
