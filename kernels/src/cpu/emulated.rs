@@ -11,7 +11,7 @@
 
 pub(crate) use std::arch::x86_64::*;
 
-use half::f16;
+use half::{bf16, f16};
 
 /// Sixteen f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -229,6 +229,14 @@ pub(crate) fn _mm512_cvtph_ps(a: __m256i) -> __m512 {
 pub(crate) fn _mm512_cvtepu16_epi32(a: __m256i) -> __m512i {
     let a = words(a);
     dwords(|i| i32::from(a[i]))
+}
+
+/// The nearest bf16, ties to even; zero for what is below the normal numbers.
+#[inline(always)]
+pub(crate) fn _mm512_cvtneps_pbh(a: __m512) -> __m256bh {
+    let halves: [u16; 16] = std::array::from_fn(|i| bf16::from_f32(flushed(a.0[i])).to_bits());
+    // SAFETY: both are 32 bytes, of which any are valid.
+    unsafe { std::mem::transmute(halves) }
 }
 
 /// The same bits.

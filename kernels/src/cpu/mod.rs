@@ -11,6 +11,7 @@ mod emulated;
 mod gemm;
 mod hidden;
 mod kv;
+mod lines;
 mod path;
 mod pool;
 mod quantise;

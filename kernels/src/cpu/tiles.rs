@@ -24,6 +24,22 @@ pub(super) const ROWS: usize = 16;
 /// Bf16 in a full tile's row: what a step takes of each input and output.
 pub(super) const STEP: usize = 32;
 
+/// Rows and bytes in a row of each register.
+type Shapes = [(u8, u16); 8];
+
+/// For [`products`] and [`scores`]: four sums and three left sides of so many rows, and a
+/// right side of 16.
+const fn wide(rows: u8) -> Shapes {
+    let left = (rows, 64);
+    [left, left, left, left, left, left, left, (16, 64)]
+}
+
+/// For [`weighted`]: four sums, two left sides of 32 bytes, and two right sides of 8 rows.
+const fn narrow(rows: u8) -> Shapes {
+    let (sum, left, right) = ((rows, 64), (rows, 32), (8, 64));
+    [sum, sum, sum, sum, left, left, right, right]
+}
+
 /// Whether the processor has tiles of bf16, and the system lets this process use them.
 pub(super) fn available() -> bool {
     static AVAILABLE: LazyLock<bool> = LazyLock::new(instructions::ask);
@@ -36,14 +52,30 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// For runs of so many rows, 1 to 16.
+    /// For [`products`] and [`scores`] of so many rows, 1 to 16.
     ///
     /// # Safety
     /// Tiles are [`available`], and this thread has no others set.
-    pub(super) unsafe fn of(rows: usize) -> Self {
+    pub(super) unsafe fn wide(rows: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::set(rows, wide) }
+    }
+
+    /// For [`weighted`] of so many rows, 1 to 16.
+    ///
+    /// # Safety
+    /// As for [`wide`](Self::wide).
+    pub(super) unsafe fn narrow(rows: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::set(rows, narrow) }
+    }
+
+    /// # Safety
+    /// As for [`wide`](Self::wide).
+    unsafe fn set(rows: usize, shapes: fn(u8) -> Shapes) -> Self {
         assert!((1..=ROWS).contains(&rows), "{rows} rows of a tile");
         // SAFETY: the caller's promise.
-        unsafe { run::configure(rows as u8) };
+        unsafe { run::configure(&shapes(rows as u8)) };
         Self { of_this_thread: PhantomData }
     }
 }
@@ -60,7 +92,7 @@ impl Drop for Tiles {
 /// `[k][16 outputs][2]`. Rows lie `stride` bytes apart, and results `out_stride`.
 ///
 /// # Safety
-/// [`Tiles`] are set for each run's rows; all that is named can be read, or written.
+/// [`Tiles::wide`] is set for each run's rows; all that is named can be read, or written.
 #[inline(always)]
 pub(super) unsafe fn products<const T: usize>(
     rows: [*const u32; T],
@@ -73,6 +105,50 @@ pub(super) unsafe fn products<const T: usize>(
     assert!(steps > 0, "no step");
     // SAFETY: the caller's promise.
     unsafe { run::products(rows, stride, weights, steps, out, out_stride) }
+}
+
+/// Bf16 whose sum is an f32.
+pub(super) const TERMS: usize = 3;
+
+/// `out[r][16·p + t] = Σ_k Σ_term rows[k / 16][term][r][k % 16] · pages[p][k][t]` for `P`
+/// pages of 16 tokens, 1 to 4. A k is a pair of dimensions in bf16, of which there are
+/// `16 · steps`, at least one step; pages are `[k][16 tokens][2]`, and rows
+/// `[steps][TERMS][16 rows][16][2]`. Results lie `stride` bytes from a row's to the next's.
+///
+/// # Safety
+/// [`Tiles::wide`] is set; all that is named can be read, or written.
+#[inline(always)]
+pub(super) unsafe fn scores<const P: usize>(
+    rows: *const u32,
+    steps: usize,
+    pages: [*const u16; P],
+    out: *mut f32,
+    stride: usize,
+) {
+    assert!(steps > 0, "no step");
+    // SAFETY: the caller's promise.
+    unsafe { run::scores(rows, steps, pages, out, stride) }
+}
+
+/// `out[r][16·c + d] += Σ_term Σ_t weights[term][r][8·p + t] · pages[p][t][16·c + d]` for page
+/// after page of 16 tokens, at least one, and `C` groups of 16 dimensions, 1 to 4; a t is a
+/// pair of tokens in bf16. The weights' terms start at two places, their rows lie
+/// `weight_stride` bytes apart, a page's pairs `pair_stride`, and results `stride`.
+///
+/// # Safety
+/// [`Tiles::narrow`] is set; all that is named can be read, or written.
+#[inline(always)]
+pub(super) unsafe fn weighted<const C: usize>(
+    weights: [*const u16; 2],
+    weight_stride: usize,
+    pages: &[*const u16],
+    pair_stride: usize,
+    out: *mut f32,
+    stride: usize,
+) {
+    assert!(!pages.is_empty(), "no page");
+    // SAFETY: the caller's promise.
+    unsafe { run::weighted::<C>(weights, weight_stride, pages, pair_stride, out, stride) }
 }
 
 #[cfg(all(test, not(feature = "emulate-avx512")))]
@@ -98,32 +174,52 @@ mod tests {
         (0..count).map(|_| half() | half() << 16).collect()
     }
 
+    /// All operations of a module on the same pairs: results as bits, what is not a number
+    /// as one.
+    macro_rules! results {
+        ($module:ident, $rows:expr, $steps:expr, $pairs:expr) => {{
+            let (rows, steps): (u8, usize) = ($rows, $steps);
+            let from = |pair: usize| &raw const $pairs[pair];
+            let pages: [*const u16; 3] = [0, 512, 2048].map(|pair| from(pair).cast());
+            let mut out = vec![0.5f32; 3 * 1024];
+            let start = out.as_mut_ptr();
+            let to = |number: usize| start.wrapping_add(number);
+            // SAFETY: there are tiles; what is read and written is as long as the shapes and
+            // the steps say, which 4,096 pairs and 3,072 numbers are enough for.
+            unsafe {
+                $module::configure(&wide(rows));
+                $module::products(
+                    [from(0), from(64)],
+                    64 * steps,
+                    from(512).cast(),
+                    steps,
+                    [0, 256].map(to),
+                    64,
+                );
+                $module::scores(from(7), steps, pages, to(1024), 256);
+                $module::release();
+                $module::configure(&narrow(rows));
+                $module::weighted::<4>([1, 3].map(|pair| from(pair).cast()), 128, &pages, 256, to(2048), 256);
+                $module::release();
+            }
+            let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+            out.into_iter().map(bits).collect::<Vec<_>>()
+        }};
+    }
+
     #[test]
+    #[expect(clippy::print_stdout, reason = "a test that is skipped says so")]
     fn plain_rust_and_the_instructions_agree_to_the_bit() {
         if !available() {
+            println!("skipped: this processor has no AMX to compare with");
             return;
         }
-        for (rows, steps) in [(1, 1), (3, 2), (16, 1), (16, 5)] {
-            for extreme in [false, true] {
-                let k = 16 * steps;
-                let x = pairs(2 * rows * k, 7, extreme);
-                let weights = pairs(k * 16, 11, extreme);
-                let results = [instructions::products::<2>, plain::products::<2>].map(|products| {
-                    let mut out = vec![f32::NAN; 2 * rows * 16];
-                    let runs = [x.as_ptr(), &raw const x[rows * k]];
-                    let to = [out.as_mut_ptr(), &raw mut out[rows * 16]];
-                    // SAFETY: there are tiles, and all is as long as the shapes say.
-                    unsafe {
-                        instructions::configure(rows as u8);
-                        plain::configure(rows as u8);
-                        products(runs, 4 * k, weights.as_ptr().cast(), steps, to, 64);
-                        plain::release();
-                        instructions::release();
-                    }
-                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-                });
-                assert_eq!(results[0], results[1], "{rows} rows, {steps} steps, extreme: {extreme}");
-            }
+        for (rows, steps, extreme) in [(1, 1, false), (3, 2, true), (16, 1, true), (16, 3, false)] {
+            let pairs = pairs(4096, 7, extreme);
+            let real = results!(instructions, rows, steps, pairs);
+            assert_ne!(real[..16], [0.5f32.to_bits(); 16], "something was computed");
+            let plain = results!(plain, rows, steps, pairs);
+            assert_eq!(real, plain, "{rows} rows, {steps} steps, extreme: {extreme}");
         }
     }
 }

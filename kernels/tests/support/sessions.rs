@@ -183,7 +183,11 @@ impl Bench {
             let size = scores.iter().fold(0.0f64, |max, s| max.max(s.1));
             let sum: f64 = scores.iter().map(|s| (s.0 - max).exp()).sum();
             // A score that is off by e makes its weight wrong by a factor of e^e.
-            let loss = 1e-6 + size * 2f64.powi(-21);
+            let mut loss = 1e-6 + size * 2f64.powi(-21);
+            if self.cpu.path() == Path::Amx {
+                // Half a unit of a weight's second bf16.
+                loss += 2f64.powi(-17);
+            }
             for (key, score) in (first..).zip(&scores) {
                 let weight = (score.0 - max).exp() / sum;
                 let values = kept(self.shape.precision, &session.v[at(key)..][..dim]);

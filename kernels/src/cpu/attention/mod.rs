@@ -12,6 +12,8 @@
 //! their results are merged afterwards, in the same order.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -28,6 +30,7 @@ use std::{
 use self::tile::{Kernels, Tile};
 use super::{
     Kv, Path, Rows,
+    lines::Lines,
     pool::{Parts, Pool, share},
 };
 use crate::{Attention, AttentionBatch, PAGE_TOKENS, PageId, SPLIT_TOKENS, Span};
@@ -106,7 +109,7 @@ struct Unpacked {
     /// Which page lies in each place.
     pages: [Option<PageId>; SPLIT_PAGES],
     /// `[place]{keys, values}`, two bf16 to a lane.
-    lanes: Vec<u32>,
+    lanes: Lines<u32>,
 }
 
 impl Unpacked {
@@ -115,7 +118,7 @@ impl Unpacked {
     fn clear(&mut self, kv: &Kv) {
         self.pages = [None; SPLIT_PAGES];
         if kv.is_packed() {
-            self.lanes.resize(self.lanes.len().max(SPLIT_PAGES * 2 * kv.lanes()), 0);
+            self.lanes.at_least(SPLIT_PAGES * 2 * kv.lanes());
         }
     }
 
@@ -223,6 +226,8 @@ pub(crate) fn attend(
         Path::Scalar => call.run::<scalar::Scalar>(pool, blocks, threads, partials, out),
         #[cfg(target_arch = "x86_64")]
         Path::Avx2 | Path::AvxVnni => call.run::<avx2::Avx2>(pool, blocks, threads, partials, out),
+        #[cfg(target_arch = "x86_64")]
+        Path::Amx if amx::takes(call.dim) => call.run::<amx::Amx>(pool, blocks, threads, partials, out),
         #[cfg(target_arch = "x86_64")]
         // Rounding queries to bf16 for `vdpbf16ps` would cost more than f32 may miss.
         Path::Avx512 | Path::Avx512Bf16 | Path::Amx => {

@@ -3,10 +3,10 @@
 use std::{ops::Range, ptr};
 
 use super::{MAX_HEAD_DIM, SPLIT_PAGES, state_len};
-use crate::{PAGE_TOKENS, PageId, SPLIT_TOKENS};
+use crate::{PAGE_TOKENS, PageId, SPLIT_TOKENS, cpu::lines::Lines};
 
 /// Queries in a tile at most.
-pub(super) const MAX_TILE: usize = 8;
+pub(super) const MAX_TILE: usize = 16;
 /// From one query's scores to the next's: off the same cache set.
 pub(super) const SCORES: usize = SPLIT_TOKENS + 16;
 
@@ -17,6 +17,9 @@ pub(super) const SCORES: usize = SPLIT_TOKENS + 16;
 pub(super) trait Kernels {
     /// Queries that walk the pages together, at most [`MAX_TILE`].
     const TILE: usize;
+    /// [`values`](Self::values) sums a page's tokens before it adds them, so that a part of
+    /// a page cannot be added token by token.
+    const BY_PAGE: bool = false;
 
     /// `scores[query][16·i + token] = Σ_d query[d] · pages[i][token][d]`, the
     /// sum in the order of d, for `count` queries.
@@ -63,9 +66,9 @@ pub(super) trait Kernels {
 pub(super) struct Tile {
     count: usize,
     keys: [Range<usize>; MAX_TILE],
-    queries: Box<[f32]>,
-    scores: Box<[f32]>,
-    states: Box<[f32]>,
+    queries: Lines<f32>,
+    scores: Lines<f32>,
+    states: Lines<f32>,
     /// Pages `first..end` of the split.
     first: usize,
     end: usize,
@@ -79,13 +82,12 @@ unsafe impl Send for Tile {}
 
 impl Default for Tile {
     fn default() -> Self {
-        let zeros = |numbers| vec![0.0; numbers].into_boxed_slice();
         Self {
             count: 0,
             keys: [const { 0..0 }; MAX_TILE],
-            queries: zeros(MAX_TILE * MAX_HEAD_DIM),
-            scores: zeros(MAX_TILE * SCORES),
-            states: zeros(MAX_TILE * state_len(MAX_HEAD_DIM)),
+            queries: Lines::zeros(MAX_TILE * MAX_HEAD_DIM),
+            scores: Lines::zeros(MAX_TILE * SCORES),
+            states: Lines::zeros(MAX_TILE * state_len(MAX_HEAD_DIM)),
             first: 0,
             end: 0,
             key_pages: [ptr::null(); SPLIT_PAGES],
@@ -159,22 +161,77 @@ impl Tile {
             // SAFETY: as above.
             (state[0], state[1]) = unsafe { K::softmax(&mut scores[start..stop]) };
         }
-        // Pages that all queries see whole are summed together; at the edges
-        // each query takes exactly its own tokens, since 0 times what is not a
-        // number would not be 0.
+        if K::BY_PAGE {
+            self.values_by_page::<K>(dim);
+        } else {
+            self.values_and_edges::<K>(dim);
+        }
+    }
+
+    /// Pages that all queries see whole are summed together; at the edges each query takes
+    /// exactly its own tokens, since 0 times what is not a number would not be 0.
+    fn values_and_edges<K: Kernels>(&mut self, dim: usize) {
+        let (first, end) = (self.first, self.end);
         let whole = self.whole_pages();
         let leading = (first..whole.start, 0..whole.start * PAGE_TOKENS);
         let trailing = (whole.end..end, whole.end * PAGE_TOKENS..SPLIT_TOKENS);
         self.edge::<K>(dim, leading);
-        if !whole.is_empty() {
-            // SAFETY: as above.
-            unsafe {
-                let weights = self.scores.as_ptr().add(whole.start * PAGE_TOKENS);
-                let sums = self.states.as_mut_ptr().add(16);
-                K::values(self.count, dim, weights, &self.value_pages[whole], sums, len);
-            }
-        }
+        self.values_of::<K>(dim, whole);
         self.edge::<K>(dim, trailing);
+    }
+
+    /// All pages are summed whole. A key that a query does not see weighs exactly 0 and so
+    /// adds nothing, unless its value is not finite: such a page is copied for each query,
+    /// with zeros in place of what it does not see.
+    fn values_by_page<K: Kernels>(&mut self, dim: usize) {
+        let whole = self.whole_pages();
+        let mut next = self.first;
+        for page in self.first..self.end {
+            // SAFETY: the page was just loaded.
+            let values = unsafe { std::slice::from_raw_parts(self.value_pages[page], PAGE_TOKENS * dim) };
+            if whole.contains(&page) || values.iter().all(|bits| bits & 0x7f80 != 0x7f80) {
+                continue;
+            }
+            self.values_of::<K>(dim, next..page);
+            self.values_apart::<K>(dim, page, values);
+            next = page + 1;
+        }
+        self.values_of::<K>(dim, next..self.end);
+    }
+
+    /// A page of which each query takes a copy.
+    fn values_apart<K: Kernels>(&mut self, dim: usize, page: usize, values: &[u16]) {
+        let len = state_len(dim);
+        let (before, seen) = (self.states.clone(), self.value_pages[page]);
+        let mut after = before.clone();
+        for i in 0..self.count {
+            let keys = self.keys[i].clone();
+            let mut copy = values.to_vec();
+            for (at, bits) in copy.iter_mut().enumerate() {
+                // `[8 token pairs][D][2]`.
+                let token = page * PAGE_TOKENS + at / (2 * dim) * 2 + at % 2;
+                *bits = if keys.contains(&token) { *bits } else { 0 };
+            }
+            self.value_pages[page] = copy.as_ptr();
+            self.values_of::<K>(dim, page..page + 1);
+            after[i * len..][..len].copy_from_slice(&self.states[i * len..][..len]);
+            self.states.copy_from_slice(&before);
+        }
+        (self.states, self.value_pages[page]) = (after, seen);
+    }
+
+    /// Adds the values of whole pages to all queries.
+    fn values_of<K: Kernels>(&mut self, dim: usize, pages: Range<usize>) {
+        if pages.is_empty() {
+            return;
+        }
+        // SAFETY: the buffers have room for a full tile and split; the pages were just
+        // loaded; the path as in `compute`.
+        unsafe {
+            let weights = self.scores.as_ptr().add(pages.start * PAGE_TOKENS);
+            let sums = self.states.as_mut_ptr().add(16);
+            K::values(self.count, dim, weights, &self.value_pages[pages], sums, state_len(dim));
+        }
     }
 
     /// Pages of which every query sees every key; at the end when there are

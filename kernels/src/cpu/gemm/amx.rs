@@ -1,10 +1,9 @@
 //! Products of bf16 with AMX: tiles of 16 rows and 16 outputs, which keep their sums over
 //! all inputs.
 //!
-//! Quantised weights and attention stay with vectors. A group of 32 inputs has a scale of its
-//! own, so that its tile would be loaded, multiplied once and stored; attention takes its
-//! queries and weights in f32, which are two and three bf16. Loads and stores of tiles take
-//! as long as products and do not overlap with them: both were tried and were no faster.
+//! Quantised weights stay with `vpdpbusd`. A group of 32 inputs has a scale of its own, so that
+//! its tile would be loaded, multiplied once and stored, and loads and stores of tiles take as
+//! long as products and do not overlap with them: it was slower.
 
 use super::{Input, Output, ROWS as RUN, avx512bf16};
 use crate::Format;
@@ -22,7 +21,7 @@ const SIDE_BY_SIDE: usize = 4;
 /// There are tiles, and this thread has none set.
 pub(super) unsafe fn prepare(format: Format, inputs: usize, rows: usize) -> Option<Tiles> {
     // SAFETY: the caller's promise.
-    (format == Format::BF16 && takes(inputs)).then(|| unsafe { Tiles::of(rows.min(ROWS)) })
+    (format == Format::BF16 && takes(inputs)).then(|| unsafe { Tiles::wide(rows.min(ROWS)) })
 }
 
 /// Whether rows of so many inputs are for tiles.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::{LANES, Output, ROWS};
 use crate::cpu::{
     Cpu, Path,
+    lines::Lines,
     pool::{Parts, Pool},
     quantise::{QBlock, pair_rest, pair_row, quantise_rest, quantise_row},
     rowwise,
@@ -18,14 +19,8 @@ use crate::{Operand, Rounding};
 pub(crate) struct Scratch {
     made: Vec<f32>,
     blocks: Vec<QBlock>,
-    pairs: Vec<Line>,
+    pairs: Lines<u32>,
 }
-
-/// Pairs of a cache line: a tile's row that starts within one takes four times as long to
-/// load.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u32; 16]);
 
 /// Which types a call's matrices are multiplied in.
 #[derive(Clone, Copy, Default)]
@@ -128,10 +123,7 @@ impl Operand<'_, Cpu> {
         let copies = if rounding == Rounding::Fine { 2 } else { 1 };
         let made = Parts::new(at_least(&mut scratch.made, made_rows * width, 0.0));
         let blocks = Parts::new(at_least(&mut scratch.blocks, copies * rows * of_blocks, QBlock::ZERO));
-        let lines = (copies * rows * of_pairs).div_ceil(16);
-        let pairs = at_least(&mut scratch.pairs, lines, Line([0; 16]));
-        // SAFETY: a line is its pairs.
-        let pairs = Parts::new(unsafe { pairs.align_to_mut::<u32>() }.1);
+        let pairs = Parts::new(scratch.pairs.at_least(copies * rows * of_pairs));
         let visit = |thread: usize, share: Range<usize>| {
             for row in share {
                 let x = match given {
@@ -180,8 +172,7 @@ impl Operand<'_, Cpu> {
         Activations {
             plain: Rounded { coarse: plain, fine: &[], of_row: width },
             blocks: Rounded::of(&scratch.blocks, rows, of_blocks, rounding),
-            // SAFETY: as above.
-            pairs: Rounded::of(unsafe { scratch.pairs.align_to::<u32>() }.1, rows, of_pairs, rounding),
+            pairs: Rounded::of(&scratch.pairs, rows, of_pairs, rounding),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::{asm, x86_64::__cpuid_count};
 
-use super::ROWS;
+use super::{ROWS, Shapes, TERMS};
 
 /// Bytes of a full tile's row, and of 16 that follow each other.
 const ROW: usize = 64;
@@ -30,12 +30,9 @@ fn permitted() -> bool {
     false
 }
 
-/// Registers 0 to 3 for sums and 4 for rows of the left side, so many of 64 bytes; 5 for the
-/// right side, 16 rows.
-///
 /// # Safety
-/// [`ask`] said yes; 1 to 16 rows.
-pub(super) unsafe fn configure(rows: u8) {
+/// [`ask`] said yes; shapes have 1 to 16 rows of up to 64 bytes.
+pub(super) unsafe fn configure(shapes: &Shapes) {
     /// What `ldtilecfg` reads.
     #[repr(C, align(64))]
     struct Config {
@@ -47,9 +44,9 @@ pub(super) unsafe fn configure(rows: u8) {
     }
     let mut config =
         Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-    config.row_bytes[..6].fill(ROW as u16);
-    config.rows[..5].fill(rows);
-    config.rows[5] = ROWS as u8;
+    for (register, &(rows, bytes)) in shapes.iter().enumerate() {
+        (config.rows[register], config.row_bytes[register]) = (rows, bytes);
+    }
     // SAFETY: there are tiles, and the configuration is a valid one.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags, readonly)) }
 }
@@ -59,6 +56,19 @@ pub(super) unsafe fn configure(rows: u8) {
 pub(super) unsafe fn release() {
     // SAFETY: the caller's promise.
     unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) }
+}
+
+/// Unrolls assembly for a count of sums: `$with` is given a number for each.
+macro_rules! unrolled {
+    ($count:expr, $with:ident) => {
+        match $count {
+            1 => $with!(0),
+            2 => $with!(0 1),
+            3 => $with!(0 1 2),
+            4 => $with!(0 1 2 3),
+            count => unreachable!("{count} sums"),
+        }
+    };
 }
 
 /// # Safety
@@ -72,7 +82,6 @@ pub(super) unsafe fn products<const T: usize>(
     out: [*mut f32; T],
     out_stride: usize,
 ) {
-    /// The loop, with these runs unrolled.
     macro_rules! with {
         ($($t:literal)*) => {
             asm!(
@@ -82,12 +91,12 @@ pub(super) unsafe fn products<const T: usize>(
                 ".rept 16",
                 r"prefetcht1 [{weights} + 8 * {tile} + 64 * \+]",
                 ".endr",
-                "tileloadd tmm5, [{weights} + {row}]",
+                "tileloadd tmm7, [{weights} + {row}]",
                 $(
                     concat!("mov {at}, [{rows} + 8 * ", $t, "]"),
                     "add {at}, {done}",
                     "tileloadd tmm4, [{at} + {stride}]",
-                    concat!("tdpbf16ps tmm", $t, ", tmm4, tmm5"),
+                    concat!("tdpbf16ps tmm", $t, ", tmm4, tmm7"),
                 )*
                 "add {weights}, {tile}",
                 "add {done}, {row}",
@@ -101,19 +110,101 @@ pub(super) unsafe fn products<const T: usize>(
                 weights = inout(reg) weights => _, steps = inout(reg) steps => _,
                 out = in(reg) out.as_ptr(), out_stride = in(reg) out_stride,
                 row = in(reg) ROW, tile = const TILE, at = out(reg) _,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm7") _,
                 options(nostack),
             )
         };
     }
     // SAFETY: the caller's promise.
-    unsafe {
-        match T {
-            1 => with!(0),
-            2 => with!(0 1),
-            3 => with!(0 1 2),
-            4 => with!(0 1 2 3),
-            _ => unreachable!("{T} runs of rows"),
-        }
+    unsafe { unrolled!(T, with) }
+}
+
+/// # Safety
+/// As for [`super::scores`].
+#[inline(always)]
+pub(super) unsafe fn scores<const P: usize>(
+    rows: *const u32,
+    steps: usize,
+    pages: [*const u16; P],
+    out: *mut f32,
+    stride: usize,
+) {
+    macro_rules! with {
+        ($($p:literal)*) => {
+            asm!(
+                $(concat!("tilezero tmm", $p),)*
+                "2:",
+                "tileloadd tmm4, [{rows} + {row}]",
+                "tileloadd tmm5, [{rows} + {row} + {tile}]",
+                "tileloadd tmm6, [{rows} + {row} + 2 * {tile}]",
+                $(
+                    concat!("mov {at}, [{pages} + 8 * ", $p, "]"),
+                    "add {at}, {done}",
+                    "tileloadd tmm7, [{at} + {row}]",
+                    concat!("tdpbf16ps tmm", $p, ", tmm6, tmm7"),
+                    concat!("tdpbf16ps tmm", $p, ", tmm5, tmm7"),
+                    concat!("tdpbf16ps tmm", $p, ", tmm4, tmm7"),
+                )*
+                "add {rows}, {terms} * {tile}",
+                "add {done}, {tile}",
+                "dec {steps}",
+                "jnz 2b",
+                $(concat!("tilestored [{out} + {stride} + {row_bytes} * ", $p, "], tmm", $p),)*
+                rows = inout(reg) rows => _, steps = inout(reg) steps => _,
+                pages = in(reg) pages.as_ptr(), done = inout(reg) 0usize => _,
+                out = in(reg) out, stride = in(reg) stride,
+                row = in(reg) ROW, row_bytes = const ROW, tile = const TILE, terms = const TERMS, at = out(reg) _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            )
+        };
     }
+    // SAFETY: the caller's promise.
+    unsafe { unrolled!(P, with) }
+}
+
+/// # Safety
+/// As for [`super::weighted`].
+#[inline(always)]
+pub(super) unsafe fn weighted<const C: usize>(
+    weights: [*const u16; 2],
+    weight_stride: usize,
+    pages: &[*const u16],
+    pair_stride: usize,
+    out: *mut f32,
+    stride: usize,
+) {
+    macro_rules! with {
+        ($($c:literal)*) => {
+            asm!(
+                $(concat!("tileloadd tmm", $c, ", [{out} + {stride} + {row_bytes} * ", $c, "]"),)*
+                "2:",
+                "mov {at}, [{pages}]",
+                "tileloadd tmm4, [{first} + {weight_stride}]",
+                "tileloadd tmm5, [{second} + {weight_stride}]",
+                $(
+                    concat!("tileloadd tmm6, [{at} + {pair_stride} + {row_bytes} * ", $c, "]"),
+                    concat!("tdpbf16ps tmm", $c, ", tmm5, tmm6"),
+                    concat!("tdpbf16ps tmm", $c, ", tmm4, tmm6"),
+                )*
+                "add {first}, 32",
+                "add {second}, 32",
+                "add {pages}, 8",
+                "dec {left}",
+                "jnz 2b",
+                $(concat!("tilestored [{out} + {stride} + {row_bytes} * ", $c, "], tmm", $c),)*
+                first = inout(reg) weights[0] => _, second = inout(reg) weights[1] => _,
+                weight_stride = in(reg) weight_stride,
+                pages = inout(reg) pages.as_ptr() => _, left = inout(reg) pages.len() => _,
+                pair_stride = in(reg) pair_stride, out = in(reg) out, stride = in(reg) stride,
+                row_bytes = const ROW, at = out(reg) _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                out("tmm5") _, out("tmm6") _,
+                options(nostack),
+            )
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { unrolled!(C, with) }
 }

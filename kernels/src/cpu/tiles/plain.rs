@@ -7,30 +7,72 @@
 
 use std::cell::Cell;
 
+use super::{ROWS, Shapes, TERMS};
+
+/// Numbers of 32 bits in a tile's row.
+const COLUMNS: usize = 16;
+
 thread_local! {
-    static ROWS: Cell<Option<u8>> = const { Cell::new(None) };
+    static SHAPES: Cell<Option<Shapes>> = const { Cell::new(None) };
 }
 
 /// # Safety
 /// None: what is not set, or set twice, panics.
-pub(super) unsafe fn configure(rows: u8) {
-    assert_eq!(ROWS.replace(Some(rows)), None, "tiles that this thread had set");
+pub(super) unsafe fn configure(shapes: &Shapes) {
+    assert_eq!(SHAPES.replace(Some(*shapes)), None, "tiles that this thread had set");
 }
 
 /// # Safety
 /// As for [`configure`].
 pub(super) unsafe fn release() {
-    assert!(ROWS.take().is_some(), "no tiles were set");
+    assert!(SHAPES.take().is_some(), "no tiles were set");
+}
+
+/// Rows of the sums, if the shapes are `made` of so many.
+fn rows_of(made: fn(u8) -> Shapes) -> usize {
+    let shapes = SHAPES.get().expect("tiles are set");
+    let rows = shapes[0].0;
+    assert_eq!(shapes, made(rows), "shapes of the operation");
+    rows.into()
 }
 
 /// Zero, of the same sign, for what is below the normal numbers.
+#[inline(always)]
 fn flushed(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0f32.copysign(x) } else { x }
 }
 
 /// A pair's numbers.
+#[inline(always)]
 fn numbers(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair >> 16 << 16)].map(flushed)
+}
+
+/// A row of a tile, and the products of a left row's pairs with as many right rows, whose
+/// bytes from one to the next are given.
+///
+/// # Safety
+/// The processor has AVX2 and FMA, as every path has that this stands in for; the pairs can
+/// be read.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_products(tile: &mut [f32; COLUMNS], pairs: usize, left: *const u8, right: (*const u8, usize)) {
+    let mut sums = [[0.0f32; COLUMNS]; 2];
+    for k in 0..pairs {
+        // SAFETY: the caller's promise.
+        let (left, right) = unsafe {
+            let line = right.0.add(k * right.1).cast::<[u32; COLUMNS]>();
+            (left.add(4 * k).cast::<u32>().read_unaligned(), line.read_unaligned())
+        };
+        let left = numbers(left);
+        for (sums, half) in sums.iter_mut().zip(0..2) {
+            for (sum, right) in sums.iter_mut().zip(right) {
+                *sum = flushed(left[half].mul_add(numbers(right)[half], *sum));
+            }
+        }
+    }
+    for (column, tile) in tile.iter_mut().enumerate() {
+        *tile = flushed(flushed(*tile) + flushed(sums[0][column] + sums[1][column]));
+    }
 }
 
 /// # Safety
@@ -43,26 +85,71 @@ pub(super) unsafe fn products<const T: usize>(
     out: [*mut f32; T],
     out_stride: usize,
 ) {
-    let count: usize = ROWS.get().expect("tiles are set").into();
     for (rows, out) in rows.into_iter().zip(out) {
-        for (r, o) in (0..count).flat_map(|r| (0..16).map(move |o| (r, o))) {
-            let mut tile = 0.0f32;
-            for step in 0..steps {
-                let mut sums = [0.0f32; 2];
-                for k in 16 * step..16 * (step + 1) {
-                    // SAFETY: the caller's promise.
-                    let [x, w] = unsafe {
-                        let (row, line) = (rows.byte_add(r * stride), weights.add(k * 64));
-                        [row.add(k).read_unaligned(), line.cast::<u32>().add(o).read_unaligned()].map(numbers)
-                    };
-                    for ((sum, x), w) in sums.iter_mut().zip(x).zip(w) {
-                        *sum = flushed(x.mul_add(w, *sum));
+        for r in 0..rows_of(super::wide) {
+            let mut tile = [0.0; COLUMNS];
+            // SAFETY: the caller's promise.
+            unsafe {
+                let row = rows.cast::<u8>().add(r * stride);
+                for step in 0..steps {
+                    add_products(&mut tile, 16, row.add(64 * step), (weights.add(1024 * step), 64));
+                }
+                out.byte_add(r * out_stride).cast::<[f32; COLUMNS]>().write_unaligned(tile);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`super::scores`].
+pub(super) unsafe fn scores<const P: usize>(
+    rows: *const u32,
+    steps: usize,
+    pages: [*const u16; P],
+    out: *mut f32,
+    stride: usize,
+) {
+    for (p, page) in pages.into_iter().enumerate() {
+        for r in 0..rows_of(super::wide) {
+            let mut tile = [0.0; COLUMNS];
+            // SAFETY: the caller's promise.
+            unsafe {
+                for step in 0..steps {
+                    for term in (0..TERMS).rev() {
+                        let row = rows.cast::<u8>().add(((step * TERMS + term) * ROWS + r) * 64);
+                        add_products(&mut tile, 16, row, (page.cast::<u8>().add(1024 * step), 64));
                     }
                 }
-                tile = flushed(tile + flushed(sums[0] + sums[1]));
+                out.byte_add(r * stride).add(p * COLUMNS).cast::<[f32; COLUMNS]>().write_unaligned(tile);
             }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`super::weighted`].
+pub(super) unsafe fn weighted<const C: usize>(
+    weights: [*const u16; 2],
+    weight_stride: usize,
+    pages: &[*const u16],
+    pair_stride: usize,
+    out: *mut f32,
+    stride: usize,
+) {
+    for r in 0..rows_of(super::narrow) {
+        for c in 0..C {
             // SAFETY: the caller's promise.
-            unsafe { out.byte_add(r * out_stride).add(o).write(tile) };
+            unsafe {
+                let out = out.byte_add(r * stride).add(c * COLUMNS).cast::<[f32; COLUMNS]>();
+                let mut tile = out.read_unaligned();
+                for (p, page) in pages.iter().enumerate() {
+                    for weights in weights.into_iter().rev() {
+                        let row = weights.cast::<u8>().add(r * weight_stride + 32 * p);
+                        add_products(&mut tile, 8, row, (page.cast::<u8>().add(64 * c), pair_stride));
+                    }
+                }
+                out.write_unaligned(tile);
+            }
         }
     }
 }
