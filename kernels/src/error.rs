@@ -39,7 +39,7 @@ pub enum KernelError {
         got: usize,
     },
     /// The processor lacks what a forced path needs.
-    #[error("FORKPOINT_CPU={path} needs {needs}, which this processor lacks")]
+    #[error("FORKPOINT_CPU={path} needs {needs}, which this processor or system lacks")]
     Path {
         /// The path that was asked for.
         path: &'static str,

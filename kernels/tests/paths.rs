@@ -85,11 +85,11 @@ fn products_agree_with_f64() {
         for format in FORMATS {
             for (n, blocks) in [(1, 1), (15, 2), (16, 3), (17, 1), (100, 2)] {
                 let plain = format.block() == 1;
-                let k = if plain { [1, 7, 40][blocks - 1] } else { format.block().max(32) * blocks };
+                let k = if plain { [1, 31, 96][blocks - 1] } else { format.block().max(32) * blocks };
                 let data = matrix_bytes(format, n, k, &mut random);
                 let source = HostMatrix::new(format, n, k, &data).unwrap();
                 let matrix = cpu.matrix(&source).unwrap();
-                for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 70] {
+                for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 40, 70] {
                     let x = random.activations(m * k);
                     let y = linear(&mut cpu, &matrix, &x);
                     let rounding = Rounding::of(path, format);
@@ -126,11 +126,11 @@ fn fine_products_agree_with_f64_and_the_reference() {
         for format in FORMATS {
             for (n, blocks) in [(1, 1), (15, 2), (16, 3), (17, 1), (100, 2)] {
                 let plain = format.block() == 1;
-                let k = if plain { [1, 7, 40][blocks - 1] } else { format.block().max(32) * blocks };
+                let k = if plain { [1, 31, 96][blocks - 1] } else { format.block().max(32) * blocks };
                 let data = matrix_bytes(format, n, k, &mut random);
                 let source = HostMatrix::new(format, n, k, &data).unwrap();
                 let matrix = cpu.matrix(&source).unwrap();
-                for m in [1, 2, 3, 4, 5, 7, 8, 9, 13, 70] {
+                for m in [1, 2, 3, 4, 5, 7, 8, 9, 13, 40, 70] {
                     let x = random.activations(m * k);
                     let y = linear_fine(&mut cpu, &matrix, &x);
                     let scalar = linear_fine(&mut reference, &matrix, &x);

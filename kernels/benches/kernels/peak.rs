@@ -8,7 +8,7 @@ use forkpoint_kernels::cpu::Path;
 
 use crate::seconds;
 
-/// A rate that no kernel can exceed.
+/// A rate that no kernel of the same instructions can exceed.
 pub(crate) trait Peak {
     /// What it is the peak of.
     fn name(&self) -> &'static str;
@@ -175,6 +175,7 @@ mod x86 {
         /// What `ldtilecfg` reads: palette 1, all registers 16 rows of 64 bytes.
         #[repr(C, align(64))]
         struct Config([u8; 16], [u16; 16], [u8; 16]);
+        const { assert!((TURNS * CHAINS / TILES_FEWER).is_multiple_of(4), "it counts down to 0 by fours") };
         let mut config = Config([0; 16], [0; 16], [0; 16]);
         config.0[0] = 1;
         config.1[..8].fill(64);
@@ -193,6 +194,7 @@ mod x86 {
                 "tilerelease",
                 config = in(reg) &raw const config, turns = inout(reg) TURNS * CHAINS / TILES_FEWER => _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack, readonly),
             );
         }

@@ -50,11 +50,12 @@ impl Path {
             Self::AvxVnni => "avxvnni, avx2, fma and f16c",
             Self::Avx512 => "avx512f, avx512bw, avx512vl, avx512vnni, avx2, fma and f16c",
             Self::Avx512Bf16 => "avx512bf16 and what avx512 needs",
-            Self::Amx => "amx-tile, amx-bf16, Linux's leave to use them and what avx512bf16 needs",
+            Self::Amx => "amx-tile, amx-bf16, Linux's permission to use them and what avx512bf16 needs",
         }
     }
 
-    /// Whether this processor, under this system, can run it.
+    /// Whether this processor, under this system, can run it. Of AMX's tiles that asks the
+    /// system for the permission to use them, for the whole process.
     #[must_use]
     pub fn available(self) -> bool {
         #[cfg(target_arch = "x86_64")]

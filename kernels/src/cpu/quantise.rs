@@ -1,5 +1,5 @@
 //! Activations as int8, the other side of the integer dot products; and as pairs
-//! of bf16, that of `vdpbf16ps`.
+//! of bf16, that of `vdpbf16ps` and `tdpbf16ps`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -130,8 +130,8 @@ mod tests {
         Path::ALL.into_iter().filter(|path| path.available())
     }
 
-    /// A block's bits: the reference's, which every path has unless there is a number that
-    /// is none.
+    /// A block: the reference's, whose q every path has; and its scale and sums, unless they
+    /// are none.
     fn quantise(x: [f32; BLOCK]) -> QBlock {
         let mut block = QBlock::ZERO;
         super::quantise(&x, &mut block);
@@ -139,7 +139,7 @@ mod tests {
             let mut out = [QBlock::ZERO];
             quantise_row(path, &x, &mut out);
             let same = out[0] == block || !block.scale.is_finite() && !out[0].scale.is_finite();
-            assert!(same, "{path:?}: {:?} is not {block:?}", out[0]);
+            assert!(same && out[0].q == block.q, "{path:?}: {:?} is not {block:?}", out[0]);
         }
         block
     }

@@ -167,6 +167,8 @@ mod tests {
                 0 if extreme => f32::from_bits(0x0001_0000),
                 1 if extreme => 1e-30 * number,
                 2 if extreme => 1e19 * number,
+                3 if extreme => f32::INFINITY,
+                4 if extreme => f32::NAN,
                 _ => number,
             };
             u32::from(bf16::from_f32(odd).to_bits())

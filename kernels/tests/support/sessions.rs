@@ -184,7 +184,7 @@ impl Bench {
             let sum: f64 = scores.iter().map(|s| (s.0 - max).exp()).sum();
             // A score that is off by e makes its weight wrong by a factor of e^e.
             let mut loss = 1e-6 + size * 2f64.powi(-21);
-            if self.cpu.path() == Path::Amx {
+            if self.cpu.path() == Path::Amx && dim.is_multiple_of(32) {
                 // Half a unit of a weight's second bf16.
                 loss += 2f64.powi(-17);
             }

@@ -11,7 +11,7 @@ use super::{
     tile::{Kernels, SCORES},
 };
 use crate::{
-    PAGE_TOKENS,
+    PAGE_TOKENS, SPLIT_TOKENS,
     cpu::{
         instructions::*,
         tiles::{self, ROWS, STEP, TERMS, Tiles},
@@ -92,25 +92,34 @@ impl Kernels for Amx {
         sums: *mut f32,
         stride: usize,
     ) {
-        const ROW: usize = SPLIT_PAGES * PAGE_TOKENS;
-        // `[term][16 queries][256 tokens]`.
-        let mut terms = Terms::<{ 2 * ROWS * ROW }>::NEW;
+        // `[term][16 queries][SPLIT_TOKENS]`.
+        let mut terms = Terms::<{ 2 * ROWS * SPLIT_TOKENS }>::NEW;
         let first = terms.start();
         // SAFETY: the caller's promise, and the terms of its weights.
         unsafe {
             if count <= FEW {
                 ahead(pages, dim);
             }
-            let second = first.add(ROWS * ROW);
+            let second = first.add(ROWS * SPLIT_TOKENS);
             for q in 0..count {
-                let to = [first.add(q * ROW), second.add(q * ROW)];
+                let to = [first.add(q * SPLIT_TOKENS), second.add(q * SPLIT_TOKENS)];
                 weight_terms(pages.len(), weights.add(q * SCORES), to);
             }
             let terms = [first.cast_const(), second.cast_const()];
             let _tiles = Tiles::narrow(count);
             for d in (0..dim).step_by(WIDE * 16) {
                 let groups = WIDE.min((dim - d) / 16);
-                up_to_four!(groups, values_of, dim, d, terms, 2 * ROW, pages, sums.add(d), 4 * stride);
+                up_to_four!(
+                    groups,
+                    values_of,
+                    dim,
+                    d,
+                    terms,
+                    2 * SPLIT_TOKENS,
+                    pages,
+                    sums.add(d),
+                    4 * stride
+                );
             }
         }
     }

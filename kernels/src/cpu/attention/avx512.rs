@@ -153,7 +153,7 @@ unsafe fn softmax(scores: &mut [f32]) -> (f32, f32) {
         // and shows in the sum.
         max = unsafe { _mm512_max_ps(_mm512_loadu_ps(chunk.as_ptr()), max) };
     }
-    let max = lanes(max).into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let max = folded(max, |a, b| if a > b { a } else { b });
     let shift = _mm512_set1_ps(max);
     let mut sum = _mm512_setzero_ps();
     for chunk in chunks {
@@ -164,16 +164,23 @@ unsafe fn softmax(scores: &mut [f32]) -> (f32, f32) {
             sum = _mm512_add_ps(sum, power);
         }
     }
-    (max, lanes(sum).into_iter().sum())
+    (max, folded(sum, |a, b| a + b))
 }
 
+/// One number of all lanes: the second half joins the first, and so on. One lane after the
+/// other would take as long as a split's powers.
 #[inline]
 #[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f"))]
-fn lanes(v: __m512) -> [f32; 16] {
-    let mut out = [0.0; 16];
+fn folded(v: __m512, join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; 16];
     // SAFETY: 16 numbers.
-    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) };
-    out
+    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), v) };
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            lanes[lane] = join(lanes[lane], lanes[lane + half]);
+        }
+    }
+    lanes[0]
 }
 
 /// `2^x` for x up to 0, exactly 0 below −126.

@@ -31,6 +31,7 @@ use self::tile::{Kernels, Tile};
 use super::{
     Kv, Path, Rows,
     lines::Lines,
+    path::vectorised,
     pool::{Parts, Pool, share},
 };
 use crate::{Attention, AttentionBatch, PAGE_TOKENS, PageId, SPLIT_TOKENS, Span};
@@ -157,23 +158,27 @@ fn state_len(dim: usize) -> usize {
     16 + dim
 }
 
-/// Merges a later split's state into an earlier one's.
-fn merge(state: &mut [f32], later: &[f32]) {
-    let max = state[0].max(later[0]);
-    // `max` drops a NaN, the sum below does not.
-    let (a, b) = ((state[0] - max).exp2(), (later[0] - max).exp2());
-    state[0] = max;
-    state[1] = state[1] * a + later[1] * b;
-    for (x, y) in state[16..].iter_mut().zip(&later[16..]) {
-        *x = *x * a + y * b;
+vectorised! {
+    /// Merges a later split's state into an earlier one's.
+    fn merge(state: &mut [f32], later: &[f32]) {
+        let max = state[0].max(later[0]);
+        // `max` drops a NaN, the sum below does not.
+        let (a, b) = ((state[0] - max).exp2(), (later[0] - max).exp2());
+        state[0] = max;
+        state[1] = state[1] * a + later[1] * b;
+        for (x, y) in state[16..].iter_mut().zip(&later[16..]) {
+            *x = *x * a + y * b;
+        }
     }
 }
 
-/// The attention's output from the last state.
-fn finish(state: &[f32], out: &mut [f32]) {
-    let inverse = 1.0 / state[1];
-    for (out, x) in out.iter_mut().zip(&state[16..]) {
-        *out = x * inverse;
+vectorised! {
+    /// The attention's output from the last state.
+    fn finish(state: &[f32], out: &mut [f32]) {
+        let inverse = 1.0 / state[1];
+        for (out, x) in out.iter_mut().zip(&state[16..]) {
+            *out = x * inverse;
+        }
     }
 }
 
@@ -345,9 +350,9 @@ impl Call<'_> {
                 let mut splits = row.splits();
                 let state = part(index, head, splits.next().expect("a row sees itself"));
                 for split in splits {
-                    merge(state, part(index, head, split));
+                    merge(self.path, state, part(index, head, split));
                 }
-                finish(state, result(row, head));
+                finish(self.path, state, result(row, head));
             }
         });
     }
@@ -376,13 +381,13 @@ impl Call<'_> {
                 if row.splits().start == split {
                     so_far.copy_from_slice(state);
                 } else {
-                    merge(so_far, state);
+                    merge(self.path, so_far, state);
                 }
             });
         }
         for query in 0..queries {
             let (row, head) = self.place(block, head, query);
-            finish(&states[query * len..][..len], result(&self.rows[row], head));
+            finish(self.path, &states[query * len..][..len], result(&self.rows[row], head));
         }
         scratch.states = states;
     }

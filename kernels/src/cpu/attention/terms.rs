@@ -9,7 +9,7 @@ use super::{
     state_len,
     tile::{Kernels, SCORES},
 };
-use crate::{PAGE_TOKENS, SPLIT_TOKENS};
+use crate::{PAGE_TOKENS, SPLIT_TOKENS, cpu::Path};
 
 /// The reference, with queries of `Q` bf16 and weights of `W`; exact with three.
 struct Terms<const Q: usize, const W: usize>;
@@ -89,11 +89,11 @@ fn attend<K: Kernels>(query: &[f32], keys: &[Vec<u16>], values: &[Vec<u16>]) -> 
         }
         match &mut whole {
             None => whole = Some(state),
-            Some(whole) => merge(whole, &state),
+            Some(whole) => merge(Path::Scalar, whole, &state),
         }
     }
     let mut out = vec![0.0; DIM];
-    finish(&whole.unwrap(), &mut out);
+    finish(Path::Scalar, &whole.unwrap(), &mut out);
     out
 }
 

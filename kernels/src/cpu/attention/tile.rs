@@ -22,7 +22,7 @@ pub(super) trait Kernels {
     const BY_PAGE: bool = false;
 
     /// `scores[query][16·i + token] = Σ_d query[d] · pages[i][token][d]`, the
-    /// sum in the order of d, for `count` queries.
+    /// sum in an order that is the path's own, for `count` queries.
     ///
     /// # Safety
     /// The processor has the path's features; `count` queries of `dim` numbers
@@ -39,7 +39,7 @@ pub(super) trait Kernels {
     unsafe fn softmax(scores: &mut [f32]) -> (f32, f32);
 
     /// `sums[query][d] += Σ weights[query][16·i + token] · pages[i][token][d]`,
-    /// in the order of tokens. Queries' sums lie `stride` apart.
+    /// in an order that is the path's own and no other query's matter. Queries' sums lie `stride` apart.
     ///
     /// # Safety
     /// As for [`scores`](Self::scores), for sums of `dim` numbers.
@@ -151,8 +151,7 @@ impl Tile {
             let state = &mut self.states[i * len..][..len];
             state[16..].fill(0.0);
             if keys.is_empty() {
-                // It sees nothing, so no page is whole for the tile, and its
-                // scores are not read.
+                // It sees nothing, so nobody reads its scores, or takes its state.
                 continue;
             }
             // What lies beyond the keys is another's, or never was written.

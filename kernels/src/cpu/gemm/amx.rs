@@ -5,7 +5,7 @@
 //! its tile would be loaded, multiplied once and stored, and loads and stores of tiles take as
 //! long as products and do not overlap with them: it was slower.
 
-use super::{Input, Output, ROWS as RUN, avx512bf16};
+use super::{Input, Output, ROWS as RUN, avx512bf16, operand::Aside};
 use crate::Format;
 use crate::cpu::{
     tiles::{self, ROWS, STEP, Tiles},
@@ -21,12 +21,12 @@ const SIDE_BY_SIDE: usize = 4;
 /// There are tiles, and this thread has none set.
 pub(super) unsafe fn prepare(format: Format, inputs: usize, rows: usize) -> Option<Tiles> {
     // SAFETY: the caller's promise.
-    (format == Format::BF16 && takes(inputs)).then(|| unsafe { Tiles::wide(rows.min(ROWS)) })
+    (format == Format::BF16 && takes(inputs.div_ceil(2))).then(|| unsafe { Tiles::wide(rows.min(ROWS)) })
 }
 
-/// Whether rows of so many inputs are for tiles.
-fn takes(inputs: usize) -> bool {
-    inputs.is_multiple_of(STEP)
+/// Whether rows of so many pairs are for tiles.
+fn takes(pairs: usize) -> bool {
+    pairs.is_multiple_of(STEP / 2)
 }
 
 /// # Safety
@@ -37,7 +37,7 @@ fn takes(inputs: usize) -> bool {
     target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16")
 )]
 pub(super) unsafe fn pairs(panel: &[u8], x: Input<'_, u32>, out: Output) {
-    if !takes(2 * x.stride) {
+    if !takes(x.stride) {
         // SAFETY: the caller's promise.
         return unsafe { avx512bf16::pairs(panel, x, out) };
     }
@@ -47,11 +47,11 @@ pub(super) unsafe fn pairs(panel: &[u8], x: Input<'_, u32>, out: Output) {
         // SAFETY: the caller's promise.
         return unsafe { all_tiles(panel, x, out) };
     }
-    let mut whole = [[0.0; LANES]; RUN];
-    // SAFETY: `whole` has room for the run; then the caller's promise.
+    let mut whole = Aside::NEW;
+    // SAFETY: there is room for the run, all of which is put; then the caller's promise.
     unsafe {
-        all_tiles(panel, x, Output { start: whole.as_mut_ptr().cast(), stride: LANES, lanes: LANES });
-        for (r, row) in whole[..x.rows].iter().enumerate() {
+        all_tiles(panel, x, whole.output());
+        for (r, row) in whole.rows(x.rows).iter().enumerate() {
             out.put(r, row);
         }
     }

@@ -231,18 +231,18 @@ impl<'a, T> Rounded<'a, T> {
 }
 
 /// One panel's outputs of a run, beside their place. Zeroing it would cost as much as a row.
-struct Aside([MaybeUninit<[f32; LANES]>; ROWS]);
+pub(super) struct Aside([MaybeUninit<[f32; LANES]>; ROWS]);
 
 impl Aside {
-    const NEW: Self = Self([MaybeUninit::uninit(); ROWS]);
+    pub(super) const NEW: Self = Self([MaybeUninit::uninit(); ROWS]);
 
-    fn output(&mut self) -> Output {
+    pub(super) fn output(&mut self) -> Output {
         Output { start: self.0.as_mut_ptr().cast(), stride: LANES, lanes: LANES }
     }
 
     /// # Safety
     /// The first `rows` were put.
-    unsafe fn rows(&mut self, rows: usize) -> &mut [[f32; LANES]] {
+    pub(super) unsafe fn rows(&mut self, rows: usize) -> &mut [[f32; LANES]] {
         // SAFETY: the caller's promise.
         unsafe { self.0[..rows].assume_init_mut() }
     }

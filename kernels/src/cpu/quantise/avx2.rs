@@ -55,7 +55,10 @@ fn block(x: Numbers, out: &mut QBlock) {
     out.scale = largest / 127.0;
     let mut q = [_mm256_setzero_si256(); 4];
     for (q, x) in q.iter_mut().zip(x) {
-        *q = _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse));
+        // 0 for what is not a number, as in the reference: an infinity times the inverse of one.
+        let scaled = _mm256_mul_ps(x, inverse);
+        let number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(scaled, scaled));
+        *q = _mm256_and_si256(_mm256_cvtps_epi32(scaled), number);
     }
     // Packing interleaves the halves of 128 bits.
     let words = [_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])];

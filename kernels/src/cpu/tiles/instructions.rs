@@ -48,14 +48,28 @@ pub(super) unsafe fn configure(shapes: &Shapes) {
         (config.rows[register], config.row_bytes[register]) = (rows, bytes);
     }
     // SAFETY: there are tiles, and the configuration is a valid one.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags, readonly)) }
+    unsafe {
+        asm!(
+            "ldtilecfg [{}]", in(reg) &raw const config,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
 }
 
 /// # Safety
 /// As for [`configure`].
 pub(super) unsafe fn release() {
     // SAFETY: the caller's promise.
-    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) }
+    unsafe {
+        asm!(
+            "tilerelease",
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, preserves_flags, nomem),
+        );
+    }
 }
 
 /// Unrolls assembly for a count of sums: `$with` is given a number for each.

@@ -48,7 +48,7 @@ fn numbers(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair >> 16 << 16)].map(flushed)
 }
 
-/// A row of a tile, and the products of a left row's pairs with as many right rows, whose
+/// Adds to a tile's row the products of a left row's pairs with as many right rows, whose
 /// bytes from one to the next are given.
 ///
 /// # Safety
