@@ -19,10 +19,14 @@ use instructions as run;
 #[cfg(feature = "emulate-avx512")]
 use plain as run;
 
+pub(super) use run::{products, scores, weighted};
+
 /// Rows of a tile at most.
 pub(super) const ROWS: usize = 16;
 /// Bf16 in a full tile's row: what a step takes of each input and output.
 pub(super) const STEP: usize = 32;
+/// Bf16 whose sum is an f32.
+pub(super) const TERMS: usize = 3;
 
 /// Rows and bytes in a row of each register.
 type Shapes = [(u8, u16); 8];
@@ -85,70 +89,6 @@ impl Drop for Tiles {
         // SAFETY: whoever made it promised that there are tiles.
         unsafe { run::release() }
     }
-}
-
-/// `out[t][r][o] = Σ_k rows[t][r][k] · weights[k][o]` for `T` runs of rows, 1 to 4. A k is a
-/// pair of bf16, of which there are `16 · steps`, at least one step; weights are
-/// `[k][16 outputs][2]`. Rows lie `stride` bytes apart, and results `out_stride`.
-///
-/// # Safety
-/// [`Tiles::wide`] is set for each run's rows; all that is named can be read, or written.
-#[inline(always)]
-pub(super) unsafe fn products<const T: usize>(
-    rows: [*const u32; T],
-    stride: usize,
-    weights: *const u8,
-    steps: usize,
-    out: [*mut f32; T],
-    out_stride: usize,
-) {
-    assert!(steps > 0, "no step");
-    // SAFETY: the caller's promise.
-    unsafe { run::products(rows, stride, weights, steps, out, out_stride) }
-}
-
-/// Bf16 whose sum is an f32.
-pub(super) const TERMS: usize = 3;
-
-/// `out[r][16·p + t] = Σ_k Σ_term rows[k / 16][term][r][k % 16] · pages[p][k][t]` for `P`
-/// pages of 16 tokens, 1 to 4. A k is a pair of dimensions in bf16, of which there are
-/// `16 · steps`, at least one step; pages are `[k][16 tokens][2]`, and rows
-/// `[steps][TERMS][16 rows][16][2]`. Results lie `stride` bytes from a row's to the next's.
-///
-/// # Safety
-/// [`Tiles::wide`] is set; all that is named can be read, or written.
-#[inline(always)]
-pub(super) unsafe fn scores<const P: usize>(
-    rows: *const u32,
-    steps: usize,
-    pages: [*const u16; P],
-    out: *mut f32,
-    stride: usize,
-) {
-    assert!(steps > 0, "no step");
-    // SAFETY: the caller's promise.
-    unsafe { run::scores(rows, steps, pages, out, stride) }
-}
-
-/// `out[r][16·c + d] += Σ_term Σ_t weights[term][r][8·p + t] · pages[p][t][16·c + d]` for page
-/// after page of 16 tokens, at least one, and `C` groups of 16 dimensions, 1 to 4; a t is a
-/// pair of tokens in bf16. The weights' terms start at two places, their rows lie
-/// `weight_stride` bytes apart, a page's pairs `pair_stride`, and results `stride`.
-///
-/// # Safety
-/// [`Tiles::narrow`] is set; all that is named can be read, or written.
-#[inline(always)]
-pub(super) unsafe fn weighted<const C: usize>(
-    weights: [*const u16; 2],
-    weight_stride: usize,
-    pages: &[*const u16],
-    pair_stride: usize,
-    out: *mut f32,
-    stride: usize,
-) {
-    assert!(!pages.is_empty(), "no page");
-    // SAFETY: the caller's promise.
-    unsafe { run::weighted::<C>(weights, weight_stride, pages, pair_stride, out, stride) }
 }
 
 #[cfg(all(test, not(feature = "emulate-avx512")))]

@@ -85,10 +85,15 @@ macro_rules! unrolled {
     };
 }
 
+/// `out[t][r][o] = Σ_k rows[t][r][k] · weights[k][o]` for `T` runs of rows, 1 to 4. A k is a
+/// pair of bf16, of which there are `16 · steps`, at least one step; weights are
+/// `[k][16 outputs][2]`. Rows lie `stride` bytes apart, and results `out_stride`.
+///
 /// # Safety
-/// As for [`super::products`].
+/// [`Tiles::wide`](super::Tiles::wide) is set for each run's rows; all that is named can be
+/// read, or written.
 #[inline(always)]
-pub(super) unsafe fn products<const T: usize>(
+pub(in crate::cpu) unsafe fn products<const T: usize>(
     rows: [*const u32; T],
     stride: usize,
     weights: *const u8,
@@ -129,14 +134,20 @@ pub(super) unsafe fn products<const T: usize>(
             )
         };
     }
+    assert!(steps > 0, "no step");
     // SAFETY: the caller's promise.
     unsafe { unrolled!(T, with) }
 }
 
+/// `out[r][16·p + t] = Σ_k Σ_term rows[k / 16][term][r][k % 16] · pages[p][k][t]` for `P`
+/// pages of 16 tokens, 1 to 4. A k is a pair of dimensions in bf16, of which there are
+/// `16 · steps`, at least one step; pages are `[k][16 tokens][2]`, and rows
+/// `[steps][TERMS][16 rows][16][2]`. Results lie `stride` bytes from a row's to the next's.
+///
 /// # Safety
-/// As for [`super::scores`].
+/// [`Tiles::wide`](super::Tiles::wide) is set; all that is named can be read, or written.
 #[inline(always)]
-pub(super) unsafe fn scores<const P: usize>(
+pub(in crate::cpu) unsafe fn scores<const P: usize>(
     rows: *const u32,
     steps: usize,
     pages: [*const u16; P],
@@ -174,14 +185,20 @@ pub(super) unsafe fn scores<const P: usize>(
             )
         };
     }
+    assert!(steps > 0, "no step");
     // SAFETY: the caller's promise.
     unsafe { unrolled!(P, with) }
 }
 
+/// `out[r][16·c + d] += Σ_term Σ_t weights[term][r][8·p + t] · pages[p][t][16·c + d]` for page
+/// after page of 16 tokens, at least one, and `C` groups of 16 dimensions, 1 to 4; a t is a
+/// pair of tokens in bf16. The weights' terms start at two places, their rows lie
+/// `weight_stride` bytes apart, a page's pairs `pair_stride`, and results `stride`.
+///
 /// # Safety
-/// As for [`super::weighted`].
+/// [`Tiles::narrow`](super::Tiles::narrow) is set; all that is named can be read, or written.
 #[inline(always)]
-pub(super) unsafe fn weighted<const C: usize>(
+pub(in crate::cpu) unsafe fn weighted<const C: usize>(
     weights: [*const u16; 2],
     weight_stride: usize,
     pages: &[*const u16],
@@ -219,6 +236,7 @@ pub(super) unsafe fn weighted<const C: usize>(
             )
         };
     }
+    assert!(!pages.is_empty(), "no page");
     // SAFETY: the caller's promise.
     unsafe { unrolled!(C, with) }
 }

@@ -76,8 +76,8 @@ unsafe fn add_products(tile: &mut [f32; COLUMNS], pairs: usize, left: *const u8,
 }
 
 /// # Safety
-/// As for [`super::products`].
-pub(super) unsafe fn products<const T: usize>(
+/// As for the instructions.
+pub(in crate::cpu) unsafe fn products<const T: usize>(
     rows: [*const u32; T],
     stride: usize,
     weights: *const u8,
@@ -101,8 +101,8 @@ pub(super) unsafe fn products<const T: usize>(
 }
 
 /// # Safety
-/// As for [`super::scores`].
-pub(super) unsafe fn scores<const P: usize>(
+/// As for the instructions.
+pub(in crate::cpu) unsafe fn scores<const P: usize>(
     rows: *const u32,
     steps: usize,
     pages: [*const u16; P],
@@ -127,8 +127,8 @@ pub(super) unsafe fn scores<const P: usize>(
 }
 
 /// # Safety
-/// As for [`super::weighted`].
-pub(super) unsafe fn weighted<const C: usize>(
+/// As for the instructions.
+pub(in crate::cpu) unsafe fn weighted<const C: usize>(
     weights: [*const u16; 2],
     weight_stride: usize,
     pages: &[*const u16],
