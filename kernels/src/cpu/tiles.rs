@@ -1,9 +1,9 @@
 //! The tile registers of AMX: eight matrices of up to 16 rows of up to 64 bytes, and their
 //! products in bf16.
 //!
-//! Rust has no stable intrinsics for them, so the product here is some lines of assembly
-//! that load tiles, multiply and store: nothing stays in a register between two calls but
-//! the shapes, which a [`Tiles`] sets. What it computes is written in plain Rust as well.
+//! Rust has no stable intrinsics for them, so each operation is some lines of assembly that
+//! load tiles, multiply and store: nothing stays in a register between two calls but the
+//! shapes, which a [`Tiles`] sets. What they compute is written in plain Rust as well.
 //! With the feature `emulate-avx512` that stands in for the instructions; where there are
 //! both, a test holds them to the same bits.
 

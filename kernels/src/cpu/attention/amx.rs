@@ -1,7 +1,8 @@
 //! AMX: a tile of 16 queries with a page, products of bf16 with sums in f32.
 //!
-//! A query is the sum of three bf16, which hold an f32, and a weight of two: with fewer a
-//! result would miss by more than f32 may (docs/decisions/005). Keys and values are bf16.
+//! A query is the sum of three bf16, which hold an f32, since an error of a score grows in its
+//! power; a weight is the sum of two, within 2⁻¹⁷ of it (docs/decisions/005). Keys and values
+//! are bf16.
 
 use std::mem::{MaybeUninit, transmute};
 

@@ -106,6 +106,7 @@ pub(crate) fn linear(
     let activations = x.prepare(path, pool, scratch, rounding, needs);
     let outputs = &*outputs;
     let panels: usize = outputs.iter().map(|(matrix, _)| matrix.panels()).sum();
+    // At least the rows of a full tile of AMX.
     let chunk = ROWS.min(CACHE / (inputs * 2)).max(16);
     let part = |thread: usize, threads: usize| {
         let mine = share(panels, thread, threads);
