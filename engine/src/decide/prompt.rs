@@ -1,4 +1,5 @@
-//! The words that put a question to the model.
+//! The words that put a question to the model: those of vLLM's `/v1/systemone`, so that with the same weights the
+//! same is asked (docs/decisions/013).
 
 use std::fmt::Write;
 

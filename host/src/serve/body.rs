@@ -1,10 +1,17 @@
-//! Reading request bodies: bounded in time and, after decompression, in size, and JSON.
+//! Reading request bodies: bounded in time and, after decompression, in size, and JSON; and what becomes of
+//! one that is answered before its end.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::Error;
+use axum::body::{Body, BodyDataStream, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
-use futures::StreamExt;
+use futures::{Stream, StreamExt, stream};
 use serde_json::Value;
 
 use super::RequestContext;
@@ -12,6 +19,12 @@ use crate::wire::{ApiError, Kind, value};
 
 /// How long a body may take to arrive: a slow sender holds a place among the requests in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How much of a body is read after its answer so that its connection may go on; as in Go's `net/http`.
+const REST_BYTES: usize = 256 << 10;
+
+/// How long that may take, for the answer waits for it.
+const REST_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Reads a body of at most `limit` bytes as a JSON object. Compressed bodies arrive here decompressed.
 ///
@@ -90,4 +103,70 @@ fn check_headers(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
         Some(length) if length > limit => Err(too_large(limit)),
         _ => Ok(()),
     }
+}
+
+/// A request's body, which the request's handler reads as far as it likes.
+///
+/// A connection can go on only behind a whole body. A client that is not told that it will not sends its next
+/// request into a connection that is about to close, and loses it.
+pub(super) struct Lent(Arc<Mutex<Incoming>>);
+
+struct Incoming {
+    body: BodyDataStream,
+    /// The client sends nothing before it is asked to (`expect: 100-continue`), which the first read does.
+    unasked: bool,
+    ended: bool,
+}
+
+impl Lent {
+    /// Lends the body to whom the request goes to.
+    pub(super) fn of(request: &mut Request) -> Self {
+        let unasked = request.headers().contains_key(header::EXPECT);
+        let body = std::mem::take(request.body_mut()).into_data_stream();
+        let ended = body.is_end_stream();
+        let lent = Self(Arc::new(Mutex::new(Incoming { body, unasked, ended })));
+        if !ended {
+            let body = lent.0.clone();
+            *request.body_mut() =
+                Body::from_stream(stream::poll_fn(move |context| lock(&body).poll(context)));
+        }
+        lent
+    }
+
+    /// Reads to no use what was left of it, if that is little and comes at once. Whether it is whole then.
+    pub(super) async fn read_out(self) -> bool {
+        {
+            let incoming = lock(&self.0);
+            let much = HttpBody::size_hint(&incoming.body).lower() > REST_BYTES as u64;
+            if incoming.ended || incoming.unasked || much {
+                return incoming.ended;
+            }
+        }
+        let read = async {
+            let mut count = 0;
+            while let Some(chunk) = poll_fn(|context| lock(&self.0).poll(context)).await {
+                let Ok(chunk) = chunk else { return false };
+                count += chunk.len();
+                if count > REST_BYTES {
+                    return false;
+                }
+            }
+            true
+        };
+        tokio::time::timeout(REST_PATIENCE, read).await.unwrap_or(false)
+    }
+}
+
+impl Incoming {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        self.unasked = false;
+        let polled = Pin::new(&mut self.body).poll_next(context);
+        self.ended = matches!(polled, Poll::Ready(None)) || self.body.is_end_stream();
+        polled
+    }
+}
+
+fn lock(incoming: &Mutex<Incoming>) -> MutexGuard<'_, Incoming> {
+    // After a panic it is only read out.
+    incoming.lock().unwrap_or_else(PoisonError::into_inner)
 }

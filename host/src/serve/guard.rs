@@ -222,6 +222,7 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let id = request_id(request.headers());
     let dialect = Dialect::of(request.uri().path());
     let record = Arc::<Record>::default();
+    let body = body::Lent::of(&mut request);
     let route = route_of(&request);
     let traces = app.traces.as_ref().filter(|_| !ROUTINE.contains(&route));
     let trace = traces.map(|traces| traces.begin(request.headers(), started));
@@ -287,6 +288,9 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
             response
         }
     };
+    if !body.read_out().await {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         if dialect == Dialect::TypeSafe {
             response.headers_mut().insert(TYPESAFE_REQUEST_ID, value.clone());

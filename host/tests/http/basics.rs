@@ -6,6 +6,8 @@ use crate::server::{Answer, MODEL, Subject, chat_body};
 use forkpoint::config::Bytes;
 use futures::StreamExt;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_and_its_stream_say_the_same() {
@@ -313,6 +315,58 @@ async fn bodies_may_be_compressed_and_are_bounded_after_it() {
         let answer = Answer::of(send(encoding, bytes).await.unwrap()).await;
         assert_eq!(answer.error().0, status, "{message}: {}", answer.text);
         assert!(answer.error().2.contains(message), "{}", answer.text);
+    }
+    server.stop().await;
+}
+
+/// Writes a request and returns its answer's head, in lower case, without its body.
+async fn head_of(stream: &mut BufReader<TcpStream>, request: &[u8]) -> String {
+    stream.get_mut().write_all(request).await.unwrap();
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert_ne!(stream.read_line(&mut head).await.unwrap(), 0, "closed after {head:?}");
+    }
+    head.make_ascii_lowercase();
+    let length = head.split("content-length: ").nth(1).unwrap().lines().next().unwrap().parse().unwrap();
+    stream.read_exact(&mut vec![0; length]).await.unwrap();
+    head
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_goes_on_behind_a_body_that_was_not_wanted_or_says_that_it_does_not() {
+    let server = Subject::configured(|config| config.server.max_body_bytes = Bytes(1000)).await;
+    let connect = async || BufReader::new(TcpStream::connect(server.addr()).await.unwrap());
+    let post = |headers: &str, body: &[u8]| {
+        let head = format!("POST /v1/systemone HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
+        [head.as_bytes(), body].concat()
+    };
+    let sized = |length: usize| format!("content-length: {length}\r\n");
+    let chunk = |length: usize| format!("{length:x}\r\n{}\r\n", " ".repeat(length));
+    let chunked = "transfer-encoding: chunked\r\n";
+    let goes_on = [
+        post(&sized(200 << 10), &[b' '; 200 << 10]),
+        post(chunked, format!("{}{}0\r\n\r\n", chunk(1001), chunk(100 << 10)).as_bytes()),
+    ];
+    let mut stream = connect().await;
+    for request in goes_on {
+        let head = head_of(&mut stream, &request).await;
+        assert!(head.starts_with("http/1.1 413") && !head.contains("connection:"), "{head}");
+        let next = head_of(&mut stream, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(next.starts_with("http/1.1 200"), "{next}");
+    }
+    let closes = [
+        // Too much, announced or found.
+        post(&sized(16 << 20), &[b' '; 16 << 20]),
+        post(chunked, chunk(16 << 20).as_bytes()),
+        // Nothing comes, or nothing for long.
+        post(&format!("{}expect: 100-continue\r\n", sized(1001)), b""),
+        post(&sized(1001), b"{"),
+    ];
+    for request in closes {
+        let mut stream = connect().await;
+        let head = head_of(&mut stream, &request).await;
+        assert!(head.starts_with("http/1.1 413") && head.contains("connection: close"), "{head}");
+        assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0);
     }
     server.stop().await;
 }
