@@ -22,8 +22,9 @@ fn products_do_not_depend_on_the_batch() {
             let (n, k) = (83, 512);
             let data = matrix_bytes(format, n, k, &mut random);
             let source = HostMatrix::new(format, n, k, &data).unwrap();
-            // More than pass by a panel at once.
-            let x = random.activations(70 * k);
+            // More than pass by a panel at once, with tiles and without.
+            let (most, some) = (262, 70);
+            let x = random.activations(most * k);
             let mut single = Cpu::with_path(path, 1).unwrap();
             let matrix = single.matrix(&source).unwrap();
             let alone: Vec<f32> = x.chunks(k).flat_map(|x| linear(&mut single, &matrix, x)).collect();
@@ -31,8 +32,8 @@ fn products_do_not_depend_on_the_batch() {
             for threads in [1, 2, 3] {
                 let mut cpu = Cpu::with_path(path, threads).unwrap();
                 let matrix = cpu.matrix(&source).unwrap();
-                for m in [1, 2, 3, 5, 8, 17, 40, 64, 70] {
-                    for (i, x) in x.chunks(m * k).enumerate() {
+                for m in [1, 2, 3, 5, 8, 17, 40, 64, some, most] {
+                    for (i, x) in x[..m.max(some) * k].chunks(m * k).enumerate() {
                         let y = linear(&mut cpu, &matrix, x);
                         assert!(
                             y == alone[i * m * n..][..y.len()],

@@ -31,7 +31,7 @@ pub(crate) fn run(path: Path) {
         let source = HostMatrix::new(format, outputs, inputs, &data).unwrap();
         let mut cpu = Cpu::with_path(path, 1).unwrap();
         let layers: Vec<_> = (0..LAYERS).map(|_| cpu.matrix(&source).unwrap()).collect();
-        for count in [1, 4, 64] {
+        for count in [1, 4, 64, 256] {
             let x = rows(&mut cpu, &random.activations(count * inputs), inputs);
             let mut out = cpu.rows(count, outputs);
             let mut layer = 0;

@@ -31,8 +31,13 @@ pub(super) const TERMS: usize = 3;
 /// Rows and bytes in a row of each register.
 type Shapes = [(u8, u16); 8];
 
-/// For [`products`] and [`scores`]: four sums and three left sides of so many rows, and a
-/// right side of 16.
+/// For [`products`]: four sums and two left sides of so many rows, and two right sides of 16.
+const fn square(rows: u8) -> Shapes {
+    let (left, right) = ((rows, 64), (16, 64));
+    [left, left, left, left, left, left, right, right]
+}
+
+/// For [`scores`]: four sums and three left sides of so many rows, and a right side of 16.
 const fn wide(rows: u8) -> Shapes {
     let left = (rows, 64);
     [left, left, left, left, left, left, left, (16, 64)]
@@ -56,10 +61,19 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// For [`products`] and [`scores`] of so many rows, 1 to 16.
+    /// For [`products`] of so many rows, 1 to 16.
     ///
     /// # Safety
     /// Tiles are [`available`], and this thread has no others set.
+    pub(super) unsafe fn square(rows: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::set(rows, square) }
+    }
+
+    /// For [`scores`] of so many rows, 1 to 16.
+    ///
+    /// # Safety
+    /// As for [`square`](Self::square).
     pub(super) unsafe fn wide(rows: usize) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::set(rows, wide) }
@@ -68,14 +82,14 @@ impl Tiles {
     /// For [`weighted`] of so many rows, 1 to 16.
     ///
     /// # Safety
-    /// As for [`wide`](Self::wide).
+    /// As for [`square`](Self::square).
     pub(super) unsafe fn narrow(rows: usize) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::set(rows, narrow) }
     }
 
     /// # Safety
-    /// As for [`wide`](Self::wide).
+    /// As for [`square`](Self::square).
     unsafe fn set(rows: usize, shapes: fn(u8) -> Shapes) -> Self {
         assert!((1..=ROWS).contains(&rows), "{rows} rows of a tile");
         // SAFETY: the caller's promise.
@@ -123,21 +137,19 @@ mod tests {
             let (rows, steps): (u8, usize) = ($rows, $steps);
             let from = |pair: usize| &raw const $pairs[pair];
             let pages: [*const u16; 3] = [0, 512, 2048].map(|pair| from(pair).cast());
-            let mut out = vec![0.5f32; 3 * 1024];
+            let mut out = vec![0.5f32; 5 * 1024];
             let start = out.as_mut_ptr();
             let to = |number: usize| start.wrapping_add(number);
             // SAFETY: there are tiles; what is read and written is as long as the shapes and
-            // the steps say, which 4,096 pairs and 3,072 numbers are enough for.
+            // the steps say, which 4,096 pairs and 5,120 numbers are enough for.
             unsafe {
+                $module::configure(&square(rows));
+                let (left, right) = ([from(0), from(64)], from(512).cast());
+                $module::products::<2, 1>(left, 64 * steps, right, steps, [0, 256].map(to), 64);
+                $module::products::<1, 2>([from(3)], 64 * steps, right, steps, [to(3072)], 128);
+                $module::products::<2, 2>(left, 64 * steps, right, steps, [3584, 4096].map(to), 128);
+                $module::release();
                 $module::configure(&wide(rows));
-                $module::products(
-                    [from(0), from(64)],
-                    64 * steps,
-                    from(512).cast(),
-                    steps,
-                    [0, 256].map(to),
-                    64,
-                );
                 $module::scores(from(7), steps, pages, to(1024), 256);
                 $module::release();
                 $module::configure(&narrow(rows));

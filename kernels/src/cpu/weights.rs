@@ -14,6 +14,8 @@
 //! bf16 two inputs share a lane, `[input / 2][16 outputs][2]`, the last of an odd
 //! number with a zero.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use super::{arena::Arena, pool::Pool};
@@ -185,8 +187,13 @@ impl Matrix {
         self.outputs.div_ceil(LANES)
     }
 
-    pub(super) fn panel(&self, panel: usize) -> &[u8] {
-        &self.data.as_slice()[panel * self.panel_bytes..][..self.panel_bytes]
+    fn panel(&self, panel: usize) -> &[u8] {
+        self.some_panels(panel..panel + 1)
+    }
+
+    /// Panels that follow each other.
+    pub(super) fn some_panels(&self, panels: Range<usize>) -> &[u8] {
+        &self.data.as_slice()[panels.start * self.panel_bytes..panels.end * self.panel_bytes]
     }
 
     /// Unpacks one output's weights: bit for bit those of

@@ -28,15 +28,20 @@ use super::{
 };
 use crate::{Format, Operand, Rounding};
 
-/// Rows that pass by a panel before the next panel is loaded: their activations
-/// stay in the second-level cache.
-const ROWS: usize = 64;
-/// Bytes of activations that should stay in that cache.
-const CACHE: usize = 256 * 1024;
+/// Rows that pass by a panel before the next panel is loaded, at most: their activations
+/// stay in the second-level cache. Tiles are fast enough to wait for weights that serve 64.
+const ROWS: usize = 256;
+const ROWS_WITHOUT_TILES: usize = 64;
+/// Bytes of activations that should stay in that cache; processors with tiles have one of
+/// 2 MiB.
+const CACHE: usize = 1024 * 1024;
+const CACHE_WITHOUT_TILES: usize = 256 * 1024;
+/// Panels that tiles take at a time: a load of activations serves both.
+const TOGETHER: usize = 2;
 /// Multiplications under which a call stays on one thread.
 const SMALL: usize = 128 * 1024;
 
-/// Where a kernel's results go: up to 16 outputs of each row.
+/// Where a kernel's results go: the outputs of its panels in each row.
 #[derive(Clone, Copy)]
 struct Output {
     start: *mut f32,
@@ -50,9 +55,9 @@ impl Output {
     /// # Safety
     /// `row` is one of the call's rows, and nobody else touches its outputs.
     #[inline(always)]
-    unsafe fn put(self, row: usize, values: &[f32; LANES]) {
-        // SAFETY: `lanes` numbers from `start + row · stride` are this panel's
-        // part of the row, by the contract.
+    unsafe fn put<const W: usize>(self, row: usize, values: &[f32; W]) {
+        // SAFETY: `lanes` numbers, no more than the panels have, from `start + row · stride`
+        // are these panels' part of the row, by the contract.
         unsafe {
             let to = self.start.add(row * self.stride);
             std::ptr::copy_nonoverlapping(values.as_ptr(), to, self.lanes);
@@ -64,11 +69,11 @@ impl Output {
     /// # Safety
     /// As [`Output::put`]; the outputs were put before.
     #[inline(always)]
-    unsafe fn add(self, row: usize, values: &[f32; LANES]) {
-        // SAFETY: `lanes` numbers from `start + row · stride` are this panel's
-        // part of the row, by the contract.
+    unsafe fn add<const W: usize>(self, row: usize, values: &[f32; W]) {
+        // SAFETY: `lanes` numbers from `start + row · stride` are these panels' part of
+        // the row, by the contract.
         let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.lanes) };
-        match out.as_mut_array::<LANES>() {
+        match out.as_mut_array::<W>() {
             Some(out) => out.iter_mut().zip(values).for_each(|(out, value)| *out += value),
             None => out.iter_mut().zip(values).for_each(|(out, value)| *out += value),
         }
@@ -106,8 +111,12 @@ pub(crate) fn linear(
     let activations = x.prepare(path, pool, scratch, rounding, needs);
     let outputs = &*outputs;
     let panels: usize = outputs.iter().map(|(matrix, _)| matrix.panels()).sum();
-    // At least the rows of a full tile of AMX.
-    let chunk = ROWS.min(CACHE / (inputs * 2)).max(16);
+    let (most, cache) = match path {
+        Path::Amx => (ROWS, CACHE),
+        _ => (ROWS_WITHOUT_TILES, CACHE_WITHOUT_TILES),
+    };
+    // At least the rows of a full tile.
+    let chunk = most.min(cache / (inputs * 2)).max(16);
     let part = |thread: usize, threads: usize| {
         let mine = share(panels, thread, threads);
         for first in (0..rows).step_by(chunk) {
@@ -117,10 +126,13 @@ pub(crate) fn linear(
                 let (start, end) = (mine.start.max(before), mine.end.min(before + matrix.panels()));
                 // SAFETY: the path is the processor's, and no tiles are set between two matrices.
                 #[cfg(target_arch = "x86_64")]
-                let _tiles =
-                    (path == Path::Amx).then(|| unsafe { amx::prepare(matrix.format(), inputs, run.len()) });
-                for panel in start..end {
-                    product(path, matrix, panel - before, activations, run.clone(), out, adds);
+                let tiles = unsafe { amx::prepare(path, matrix.format(), inputs, run.len()) };
+                #[cfg(not(target_arch = "x86_64"))]
+                let tiles = None::<()>;
+                let together = if tiles.is_some() { TOGETHER } else { 1 };
+                for first in (start..end).step_by(together) {
+                    let panels = first - before..end.min(first + together) - before;
+                    product(path, matrix, panels, activations, run.clone(), out, adds);
                 }
                 before += matrix.panels();
             }
@@ -134,42 +146,56 @@ pub(crate) fn linear(
     }
 }
 
-/// One panel of `matrix` with a run of rows.
+/// A panel of `matrix`, or where tiles are set [`TOGETHER`] of them, with a run of rows.
 fn product(
     path: Path,
     matrix: &Matrix,
-    panel: usize,
+    panels: std::ops::Range<usize>,
     activations: Activations<'_>,
     run: std::ops::Range<usize>,
     out: &Rows,
     adds: bool,
 ) {
-    let weights = matrix.panel(panel);
+    let (first, count) = (panels.start * LANES, panels.len());
+    let weights = matrix.some_panels(panels);
     let output = Output {
-        // SAFETY: the panel's first output in the run's first row lies in `out`,
+        // SAFETY: the panels' first output in the run's first row lies in `out`,
         // whose length is set.
-        start: unsafe { out.ptr().add(run.start * out.width() + panel * LANES) },
+        start: unsafe { out.ptr().add(run.start * out.width() + first) },
         stride: out.width(),
-        lanes: LANES.min(matrix.outputs() - panel * LANES),
+        lanes: (count * LANES).min(matrix.outputs() - first),
     };
     // SAFETY: each panel and run is handed out once, so nobody else writes these
     // outputs, which `linear` borrows mutably; rows hold numbers from the start, so
-    // they can be added to; a `Cpu` takes a path only if the processor has it.
+    // they can be added to; a `Cpu` takes a path only if the processor has it; each kernel
+    // is given as many panels as it has numbers for.
     unsafe {
         by_packing!(matrix.format(), P => {
             let kernel = |input: Input<'_, QBlock>, output| quantised::<P>(path, weights, input, output);
-            activations.blocks.multiply(run, output, adds, kernel);
+            activations.blocks.multiply::<LANES>(run, output, adds, kernel);
         }, _ => {
             #[cfg(target_arch = "x86_64")]
             if path.has_bf16() && matrix.format() == Format::BF16 {
-                let kernel = |input: Input<'_, u32>, output| match path {
-                    Path::Amx => amx::pairs(weights, input, output),
-                    _ => avx512bf16::pairs(weights, input, output),
+                let pairs = activations.pairs;
+                return match (path, count) {
+                    (Path::Amx, TOGETHER) => {
+                        let kernel = |input: Input<'_, u32>, output| {
+                            amx::pairs::<{ TOGETHER * LANES }>(weights, input, output);
+                        };
+                        pairs.multiply::<{ TOGETHER * LANES }>(run, output, adds, kernel)
+                    }
+                    (Path::Amx, _) => {
+                        let kernel = |input: Input<'_, u32>, output| amx::pairs::<LANES>(weights, input, output);
+                        pairs.multiply::<LANES>(run, output, adds, kernel)
+                    }
+                    _ => {
+                        let kernel = |input: Input<'_, u32>, output| avx512bf16::pairs(weights, input, output);
+                        pairs.multiply::<LANES>(run, output, adds, kernel)
+                    }
                 };
-                return activations.pairs.multiply(run, output, adds, kernel);
             }
             let kernel = |input: Input<'_, f32>, output| plain(path, matrix.format(), weights, input, output);
-            activations.plain.multiply(run, output, adds, kernel);
+            activations.plain.multiply::<LANES>(run, output, adds, kernel);
         });
     }
 }

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::{LANES, Output, ROWS};
+use super::{Output, ROWS};
 use crate::cpu::{
     Cpu, Path,
     lines::Lines,
@@ -193,12 +193,12 @@ impl<'a, T> Rounded<'a, T> {
     }
 
     /// Multiplies a run of rows: the coarse ones, and then what they rounded off. The
-    /// sums are put, or added where it `adds`.
+    /// sums, up to `W` of each row, are put, or added where it `adds`.
     ///
     /// # Safety
     /// As for [`Output::put`], or [`Output::add`], for all of the run's rows; `kernel`
     /// puts each.
-    pub(super) unsafe fn multiply(
+    pub(super) unsafe fn multiply<const W: usize>(
         self,
         run: Range<usize>,
         output: Output,
@@ -211,12 +211,12 @@ impl<'a, T> Rounded<'a, T> {
         if self.fine.is_empty() && !adds {
             return kernel(coarse, output);
         }
-        let mut sums = Aside::NEW;
+        let mut sums = Aside::<W>::NEW;
         kernel(coarse, sums.output());
         // SAFETY: the kernel put them.
         let sums = unsafe { sums.rows(rows) };
         if !self.fine.is_empty() {
-            let mut rest = Aside::NEW;
+            let mut rest = Aside::<W>::NEW;
             kernel(Input { data: &self.fine[elements], stride, rows }, rest.output());
             // SAFETY: as above.
             for (sums, rest) in sums.iter_mut().zip(unsafe { rest.rows(rows) }) {
@@ -230,19 +230,19 @@ impl<'a, T> Rounded<'a, T> {
     }
 }
 
-/// One panel's outputs of a run, beside their place. Zeroing it would cost as much as a row.
-pub(super) struct Aside([MaybeUninit<[f32; LANES]>; ROWS]);
+/// `W` outputs of a run's rows, beside their place. Zeroing them would cost as much as a row.
+pub(super) struct Aside<const W: usize>([MaybeUninit<[f32; W]>; ROWS]);
 
-impl Aside {
+impl<const W: usize> Aside<W> {
     pub(super) const NEW: Self = Self([MaybeUninit::uninit(); ROWS]);
 
     pub(super) fn output(&mut self) -> Output {
-        Output { start: self.0.as_mut_ptr().cast(), stride: LANES, lanes: LANES }
+        Output { start: self.0.as_mut_ptr().cast(), stride: W, lanes: W }
     }
 
     /// # Safety
     /// The first `rows` were put.
-    pub(super) unsafe fn rows(&mut self, rows: usize) -> &mut [[f32; LANES]] {
+    pub(super) unsafe fn rows(&mut self, rows: usize) -> &mut [[f32; W]] {
         // SAFETY: the caller's promise.
         unsafe { self.0[..rows].assume_init_mut() }
     }

@@ -85,15 +85,18 @@ macro_rules! unrolled {
     };
 }
 
-/// `out[t][r][o] = Σ_k rows[t][r][k] · weights[k][o]` for `T` runs of rows, 1 to 4. A k is a
-/// pair of bf16, of which there are `16 · steps`, at least one step; weights are
-/// `[k][16 outputs][2]`. Rows lie `stride` bytes apart, and results `out_stride`.
+/// `out[t][r][16·p + o] = Σ_k rows[t][r][k] · weights[p][k][o]` for `T` runs of rows and `P`
+/// panels of 16 outputs, one or two of each. A k is a pair of bf16, of which there are
+/// `16 · steps`, at least one step; a panel is `[k][16 outputs][2]`, and the second follows
+/// the first. Rows lie `stride` bytes apart, and results `out_stride`.
+///
+/// Two of each are four products for four loads; more of one alone would be more loads.
 ///
 /// # Safety
-/// [`Tiles::wide`](super::Tiles::wide) is set for each run's rows; all that is named can be
-/// read, or written.
+/// [`Tiles::square`](super::Tiles::square) is set for each run's rows; all that is named can
+/// be read, or written.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn products<const T: usize>(
+pub(in crate::cpu) unsafe fn products<const T: usize, const P: usize>(
     rows: [*const u32; T],
     stride: usize,
     weights: *const u8,
@@ -101,42 +104,66 @@ pub(in crate::cpu) unsafe fn products<const T: usize>(
     out: [*mut f32; T],
     out_stride: usize,
 ) {
+    // For each run: its number, its left side, and its sums with the first panel; then with
+    // the second.
     macro_rules! with {
-        ($($t:literal)*) => {
+        ($($t:literal $left:literal $sum:literal),* $(; $($t2:literal $left2:literal $sum2:literal),*)?) => {
             asm!(
-                $(concat!("tilezero tmm", $t),)*
+                $(concat!("tilezero tmm", $sum),)*
+                $($(concat!("tilezero tmm", $sum2),)*)?
                 "2:",
-                // What memory should bring by the time that it is needed.
+                "lea {second}, [{weights} + {panel}]",
+                // What the loads after the next should find in the first-level cache.
                 ".rept 16",
-                r"prefetcht1 [{weights} + 8 * {tile} + 64 * \+]",
+                r"prefetcht0 [{weights} + 2 * {tile} + 64 * \+]",
                 ".endr",
-                "tileloadd tmm7, [{weights} + {row}]",
+                "tileloadd tmm6, [{weights} + {row}]",
                 $(
                     concat!("mov {at}, [{rows} + 8 * ", $t, "]"),
                     "add {at}, {done}",
-                    "tileloadd tmm4, [{at} + {stride}]",
-                    concat!("tdpbf16ps tmm", $t, ", tmm4, tmm7"),
+                    concat!("tileloadd tmm", $left, ", [{at} + {stride}]"),
+                    concat!("tdpbf16ps tmm", $sum, ", tmm", $left, ", tmm6"),
                 )*
+                $(
+                    ".rept 16",
+                    r"prefetcht0 [{second} + 2 * {tile} + 64 * \+]",
+                    ".endr",
+                    "tileloadd tmm7, [{second} + {row}]",
+                    $(concat!("tdpbf16ps tmm", $sum2, ", tmm", $left2, ", tmm7"),)*
+                )?
                 "add {weights}, {tile}",
                 "add {done}, {row}",
                 "dec {steps}",
                 "jnz 2b",
                 $(
                     concat!("mov {at}, [{out} + 8 * ", $t, "]"),
-                    concat!("tilestored [{at} + {out_stride}], tmm", $t),
+                    concat!("tilestored [{at} + {out_stride}], tmm", $sum),
                 )*
+                $($(
+                    concat!("mov {at}, [{out} + 8 * ", $t2, "]"),
+                    concat!("tilestored [{at} + {out_stride} + {tile} / 16], tmm", $sum2),
+                )*)?
                 rows = in(reg) rows.as_ptr(), stride = in(reg) stride, done = inout(reg) 0usize => _,
-                weights = inout(reg) weights => _, steps = inout(reg) steps => _,
-                out = in(reg) out.as_ptr(), out_stride = in(reg) out_stride,
+                weights = inout(reg) weights => _, second = out(reg) _, panel = in(reg) steps * TILE,
+                steps = inout(reg) steps => _, out = in(reg) out.as_ptr(), out_stride = in(reg) out_stride,
                 row = in(reg) ROW, tile = const TILE, at = out(reg) _,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm7") _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             )
         };
     }
     assert!(steps > 0, "no step");
     // SAFETY: the caller's promise.
-    unsafe { unrolled!(T, with) }
+    unsafe {
+        match (T, P) {
+            (1, 1) => with!(0 4 0),
+            (2, 1) => with!(0 4 0, 1 5 1),
+            (1, 2) => with!(0 4 0; 0 4 2),
+            (2, 2) => with!(0 4 0, 1 5 1; 0 4 2, 1 5 3),
+            (runs, panels) => unreachable!("{runs} runs of rows, {panels} panels"),
+        }
+    }
 }
 
 /// `out[r][16·p + t] = Σ_k Σ_term rows[k / 16][term][r][k % 16] · pages[p][k][t]` for `P`

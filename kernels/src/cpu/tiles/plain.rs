@@ -77,7 +77,7 @@ unsafe fn add_products(tile: &mut [f32; COLUMNS], pairs: usize, left: *const u8,
 
 /// # Safety
 /// As for the instructions.
-pub(in crate::cpu) unsafe fn products<const T: usize>(
+pub(in crate::cpu) unsafe fn products<const T: usize, const P: usize>(
     rows: [*const u32; T],
     stride: usize,
     weights: *const u8,
@@ -85,16 +85,18 @@ pub(in crate::cpu) unsafe fn products<const T: usize>(
     out: [*mut f32; T],
     out_stride: usize,
 ) {
-    for (rows, out) in rows.into_iter().zip(out) {
-        for r in 0..rows_of(super::wide) {
+    let each = rows.into_iter().zip(out).flat_map(|run| (0..P).map(move |p| (run, p)));
+    for ((rows, out), p) in each {
+        for r in 0..rows_of(super::square) {
             let mut tile = [0.0; COLUMNS];
             // SAFETY: the caller's promise.
             unsafe {
-                let row = rows.cast::<u8>().add(r * stride);
+                let (row, panel) = (rows.cast::<u8>().add(r * stride), weights.add(p * 1024 * steps));
                 for step in 0..steps {
-                    add_products(&mut tile, 16, row.add(64 * step), (weights.add(1024 * step), 64));
+                    add_products(&mut tile, 16, row.add(64 * step), (panel.add(1024 * step), 64));
                 }
-                out.byte_add(r * out_stride).cast::<[f32; COLUMNS]>().write_unaligned(tile);
+                let out = out.byte_add(r * out_stride).add(p * COLUMNS);
+                out.cast::<[f32; COLUMNS]>().write_unaligned(tile);
             }
         }
     }
