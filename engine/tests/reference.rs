@@ -129,7 +129,8 @@ struct Case {
 }
 
 /// The switches of the shape (QK-norm, biases, llama3 rope, an untied head) on
-/// weights of a known seed: bf16 on both sides, f32 arithmetic.
+/// weights of a known seed: bf16 on both sides, f32 arithmetic there, and here but on a
+/// processor that multiplies bf16.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_random_models_equal_transformers() {
     for name in ["qwen3-tiny", "llama-tiny", "qwen2-tiny"] {
@@ -138,15 +139,20 @@ async fn small_random_models_equal_transformers() {
             serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
         let oracle = Oracle::load(&Checkpoint::open(&folder).unwrap());
         let engine = engine(&folder, &Options::default());
+        let device = &engine.model().device;
+        let most = if device.starts_with("amx") || device.starts_with("avx512bf16") { 0.03 } else { 0.02 };
+        let mut worst = 0.0f32;
         for case in &expected.cases {
             let (exact, got) = (oracle.logprobs(&case.token_ids), logprobs(&engine, &case.token_ids).await);
             for &(token, logprob) in &case.top20 {
                 let delta = |of: &[f32]| (of[token as usize] - logprob).abs();
                 let length = case.token_ids.len();
                 assert!(delta(&exact) <= 1e-3, "{name}, {length} tokens, token {token}: {}", delta(&exact));
-                assert!(delta(&got) <= 0.02, "{name}, {length} tokens, token {token}: {}", delta(&got));
+                worst = worst.max(delta(&got));
+                assert!(delta(&got) <= most, "{name}, {length} tokens, token {token}: {}", delta(&got));
             }
         }
+        println!("{name}: a token's ln p is off by {worst:.4} at most");
     }
 }
 

@@ -249,7 +249,10 @@ pub enum Activation {
 pub enum Rounding {
     /// To 7 bits and a sign; to one bf16.
     Coarse,
-    /// To 15 bits, to two bf16, at twice the products: for inputs that have outliers.
+    /// Of inputs that have outliers. To 15 bits, at twice the products: those of 32 that share a scale with an outlier
+    /// would be left few. To one bf16, which has an exponent of its own.
+    Outliers,
+    /// To 15 bits, to two bf16, at twice the products: for results that much hangs on.
     Fine,
 }
 

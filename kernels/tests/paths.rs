@@ -7,7 +7,10 @@ use forkpoint_kernels::{
     RopePairing, Slot, cpu::Cpu, cpu::Path,
 };
 use half::bf16;
-use support::{FORMATS, Random, all, linear, linear_fine, matrix_bytes, paths, rows, seen, unit, weights};
+use support::{
+    FORMATS, Random, all, linear, linear_fine, linear_outliers, matrix_bytes, paths, rows, seen, unit,
+    weights,
+};
 
 /// Activations as the integer kernels see them: int8 per 32, times a scale.
 fn quantised(x: &[f32]) -> Vec<f64> {
@@ -73,6 +76,28 @@ impl Rounding {
                 let unit = if fine { 2f64.powi(-17) } else { 2f64.powi(-8) };
                 unit * w.iter().zip(x).map(|(w, &x)| (w * f64::from(x)).abs()).sum::<f64>()
             }
+        }
+    }
+}
+
+#[test]
+fn outliers_cost_products_where_a_scale_is_shared_alone() {
+    let mut random = Random(23);
+    for path in paths() {
+        for format in FORMATS {
+            let (n, k, m) = (40, 512, 3);
+            let data = matrix_bytes(format, n, k, &mut random);
+            let mut cpu = Cpu::with_path(path, 1).unwrap();
+            let matrix = cpu.matrix(&HostMatrix::new(format, n, k, &data).unwrap()).unwrap();
+            let x = random.activations(m * k);
+            let got = linear_outliers(&mut cpu, &matrix, &x);
+            let (coarse, fine) = (linear(&mut cpu, &matrix, &x), linear_fine(&mut cpu, &matrix, &x));
+            let (like, unlike) = match Rounding::of(path, format) {
+                Rounding::Int8 => (fine, Some(coarse)),
+                Rounding::Bf16 => (coarse, Some(fine)),
+                Rounding::None => (coarse, None),
+            };
+            assert!(got == like && Some(got) != unlike, "{path:?} {format}");
         }
     }
 }

@@ -248,8 +248,8 @@ impl<B: Backend> Llama<B> {
                 &mut [(&block.gate, &mut s.gate), (&block.up, &mut s.up)],
             );
             let gated = Operand::Gate { activation: config.activation, gate: &s.gate, up: &s.up };
-            // Products of two activations have outliers that int8 alone blurs.
-            device.linear_add(gated, Rounding::Fine, &block.down, &mut s.x);
+            // Products of two activations have outliers.
+            device.linear_add(gated, Rounding::Outliers, &block.down, &mut s.x);
             if let Some(kept) = kept
                 && let Ok(place) = kept.layers.binary_search(&(layer + 1))
             {

@@ -25,22 +25,17 @@ pub(super) use run::{products, scores, weighted};
 pub(super) const ROWS: usize = 16;
 /// Bf16 in a full tile's row: what a step takes of each input and output.
 pub(super) const STEP: usize = 32;
-/// Bf16 whose sum is an f32.
-pub(super) const TERMS: usize = 3;
+/// Bf16 that a query's number is the sum of.
+pub(super) const TERMS: usize = 2;
 
 /// Rows and bytes in a row of each register.
 type Shapes = [(u8, u16); 8];
 
-/// For [`products`]: four sums and two left sides of so many rows, and two right sides of 16.
-const fn square(rows: u8) -> Shapes {
+/// For [`products`] and [`scores`]: four sums and two left sides of so many rows, and two
+/// right sides of 16.
+const fn wide(rows: u8) -> Shapes {
     let (left, right) = ((rows, 64), (16, 64));
     [left, left, left, left, left, left, right, right]
-}
-
-/// For [`scores`]: four sums and three left sides of so many rows, and a right side of 16.
-const fn wide(rows: u8) -> Shapes {
-    let left = (rows, 64);
-    [left, left, left, left, left, left, left, (16, 64)]
 }
 
 /// For [`weighted`]: four sums, two left sides of 32 bytes, and two right sides of 8 rows.
@@ -61,19 +56,10 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// For [`products`] of so many rows, 1 to 16.
+    /// For [`products`] and [`scores`] of so many rows, 1 to 16.
     ///
     /// # Safety
     /// Tiles are [`available`], and this thread has no others set.
-    pub(super) unsafe fn square(rows: usize) -> Self {
-        // SAFETY: the caller's promise.
-        unsafe { Self::set(rows, square) }
-    }
-
-    /// For [`scores`] of so many rows, 1 to 16.
-    ///
-    /// # Safety
-    /// As for [`square`](Self::square).
     pub(super) unsafe fn wide(rows: usize) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::set(rows, wide) }
@@ -82,14 +68,14 @@ impl Tiles {
     /// For [`weighted`] of so many rows, 1 to 16.
     ///
     /// # Safety
-    /// As for [`square`](Self::square).
+    /// As for [`wide`](Self::wide).
     pub(super) unsafe fn narrow(rows: usize) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::set(rows, narrow) }
     }
 
     /// # Safety
-    /// As for [`square`](Self::square).
+    /// As for [`wide`](Self::wide).
     unsafe fn set(rows: usize, shapes: fn(u8) -> Shapes) -> Self {
         assert!((1..=ROWS).contains(&rows), "{rows} rows of a tile");
         // SAFETY: the caller's promise.
@@ -143,17 +129,15 @@ mod tests {
             // SAFETY: there are tiles; what is read and written is as long as the shapes and
             // the steps say, which 4,096 pairs and 5,120 numbers are enough for.
             unsafe {
-                $module::configure(&square(rows));
+                $module::configure(&wide(rows));
                 let (left, right) = ([from(0), from(64)], from(512).cast());
                 $module::products::<2, 1>(left, 64 * steps, right, steps, [0, 256].map(to), 64);
                 $module::products::<1, 2>([from(3)], 64 * steps, right, steps, [to(3072)], 128);
                 $module::products::<2, 2>(left, 64 * steps, right, steps, [3584, 4096].map(to), 128);
-                $module::release();
-                $module::configure(&wide(rows));
                 $module::scores(from(7), steps, pages, to(1024), 256);
                 $module::release();
                 $module::configure(&narrow(rows));
-                $module::weighted::<4>([1, 3].map(|pair| from(pair).cast()), 128, &pages, 256, to(2048), 256);
+                $module::weighted::<4>(from(1).cast(), 128, &pages, 256, to(2048), 256);
                 $module::release();
             }
             let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };

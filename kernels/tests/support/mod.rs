@@ -108,6 +108,11 @@ pub fn linear_fine(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
     rounded(cpu, matrix, x, Rounding::Fine)
 }
 
+/// The same, rounded as inputs are that have outliers.
+pub fn linear_outliers(cpu: &mut Cpu, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
+    rounded(cpu, matrix, x, Rounding::Outliers)
+}
+
 fn rounded(cpu: &mut Cpu, matrix: &Matrix, x: &[f32], rounding: Rounding) -> Vec<f32> {
     let x = rows(cpu, x, matrix.inputs());
     let mut out = cpu.rows(x.len(), matrix.outputs());

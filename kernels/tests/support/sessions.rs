@@ -185,8 +185,8 @@ impl Bench {
             // A score that is off by e makes its weight wrong by a factor of e^e.
             let mut loss = 1e-6 + size * 2f64.powi(-21);
             if self.cpu.path() == Path::Amx && dim.is_multiple_of(32) {
-                // Half a unit of a weight's second bf16.
-                loss += 2f64.powi(-17);
+                // Half a unit of a query's second bf16, and of a weight's only one.
+                loss += size * 2f64.powi(-17) + 2f64.powi(-8);
             }
             for (key, score) in (first..).zip(&scores) {
                 let weight = (score.0 - max).exp() / sum;

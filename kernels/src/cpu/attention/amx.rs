@@ -1,8 +1,7 @@
 //! AMX: a tile of 16 queries with a page, products of bf16 with sums in f32.
 //!
-//! A query is the sum of three bf16, which hold an f32, since an error of a score grows in its
-//! power; a weight is the sum of two, within 2⁻¹⁷ of it (docs/decisions/005). Keys and values
-//! are bf16.
+//! A query is the sum of two bf16, within 2⁻¹⁷ of it, since an error of a score grows in its
+//! power; a weight is one, within 2⁻⁸ (docs/decisions/005). Keys and values are bf16.
 
 use std::mem::{MaybeUninit, transmute};
 
@@ -93,20 +92,17 @@ impl Kernels for Amx {
         sums: *mut f32,
         stride: usize,
     ) {
-        // `[term][16 queries][SPLIT_TOKENS]`.
-        let mut terms = Terms::<{ 2 * ROWS * SPLIT_TOKENS }>::NEW;
-        let first = terms.start();
+        // `[16 queries][SPLIT_TOKENS]`.
+        let mut terms = Terms::<{ ROWS * SPLIT_TOKENS }>::NEW;
         // SAFETY: the caller's promise, and the terms of its weights.
         unsafe {
             if count <= FEW {
                 ahead(pages, dim);
             }
-            let second = first.add(ROWS * SPLIT_TOKENS);
             for q in 0..count {
-                let to = [first.add(q * SPLIT_TOKENS), second.add(q * SPLIT_TOKENS)];
+                let to = terms.start().add(q * SPLIT_TOKENS);
                 weight_terms(pages.len(), weights.add(q * SCORES), to);
             }
-            let terms = [first.cast_const(), second.cast_const()];
             let _tiles = Tiles::narrow(count);
             for d in (0..dim).step_by(WIDE * 16) {
                 let groups = WIDE.min((dim - d) / 16);
@@ -115,7 +111,7 @@ impl Kernels for Amx {
                     values_of,
                     dim,
                     d,
-                    terms,
+                    terms.start().cast_const(),
                     2 * SPLIT_TOKENS,
                     pages,
                     sums.add(d),
@@ -153,7 +149,7 @@ unsafe fn scores_of<const P: usize>(dim: usize, terms: *const u32, pages: &[*con
 unsafe fn values_of<const C: usize>(
     dim: usize,
     d: usize,
-    terms: [*const u16; 2],
+    terms: *const u16,
     term_stride: usize,
     pages: &[*const u16],
     sums: *mut f32,
@@ -178,7 +174,7 @@ fn split(x: __m512) -> (__m256i, __m512) {
     (near, _mm512_sub_ps(x, wide))
 }
 
-/// A query as three bf16 a number, in the tiles' order.
+/// A query as two bf16 a number, in the tiles' order.
 ///
 /// # Safety
 /// The processor has AVX-512 F and BF16; `dim` numbers can be read, and all steps' terms of
@@ -199,18 +195,17 @@ unsafe fn query_terms(dim: usize, query: *const f32, to: *mut u16) {
     }
 }
 
-/// The weights of some pages' tokens as two bf16 each.
+/// The weights of some pages' tokens as a bf16 each.
 ///
 /// # Safety
 /// As for [`query_terms`], with 16 weights a page.
 #[cfg_attr(not(feature = "emulate-avx512"), target_feature(enable = "avx512f,avx512bf16"))]
-unsafe fn weight_terms(pages: usize, weights: *const f32, to: [*mut u16; 2]) {
+unsafe fn weight_terms(pages: usize, weights: *const f32, to: *mut u16) {
     for token in (0..pages * PAGE_TOKENS).step_by(PAGE_TOKENS) {
         // SAFETY: 16 weights and their places.
         unsafe {
-            let (first, rest) = split(_mm512_loadu_ps(weights.add(token)));
-            _mm256_storeu_si256(to[0].add(token).cast(), first);
-            _mm256_storeu_si256(to[1].add(token).cast(), split(rest).0);
+            let (near, _) = split(_mm512_loadu_ps(weights.add(token)));
+            _mm256_storeu_si256(to.add(token).cast(), near);
         }
     }
 }

@@ -23,7 +23,7 @@ const SIDE_BY_SIDE: usize = 2;
 pub(super) unsafe fn prepare(path: Path, format: Format, inputs: usize, rows: usize) -> Option<Tiles> {
     let tiled = path == Path::Amx && format == Format::BF16 && takes(inputs.div_ceil(2));
     // SAFETY: the caller's promise.
-    tiled.then(|| unsafe { Tiles::square(rows.min(ROWS)) })
+    tiled.then(|| unsafe { Tiles::wide(rows.min(ROWS)) })
 }
 
 /// Whether rows of so many pairs are for tiles.

@@ -120,10 +120,11 @@ impl Operand<'_, Cpu> {
             None if needs.plain => rows,
             None => pool.threads(),
         };
-        let copies = if rounding == Rounding::Fine { 2 } else { 1 };
+        let (fine_blocks, fine_pairs) = (rounding != Rounding::Coarse, rounding == Rounding::Fine);
+        let (block_copies, pair_copies) = (1 + usize::from(fine_blocks), 1 + usize::from(fine_pairs));
         let made = Parts::new(at_least(&mut scratch.made, made_rows * width, 0.0));
-        let blocks = Parts::new(at_least(&mut scratch.blocks, copies * rows * of_blocks, QBlock::ZERO));
-        let pairs = Parts::new(scratch.pairs.at_least(copies * rows * of_pairs));
+        let blocks = Parts::new(at_least(&mut scratch.blocks, block_copies * rows * of_blocks, QBlock::ZERO));
+        let pairs = Parts::new(scratch.pairs.at_least(pair_copies * rows * of_pairs));
         let visit = |thread: usize, share: Range<usize>| {
             for row in share {
                 let x = match given {
@@ -136,30 +137,28 @@ impl Operand<'_, Cpu> {
                         &*out
                     }
                 };
-                // SAFETY: a row falls to one thread, and its parts do not overlap.
-                let part = |copy: usize| unsafe {
-                    let at = copy * rows + row;
-                    (blocks.slice(at * of_blocks, of_blocks), pairs.slice(at * of_pairs, of_pairs))
-                };
-                let coarse = part(0);
                 if needs.blocks {
-                    quantise_row(path, x, coarse.0);
+                    // SAFETY: a row falls to one thread, and its copies do not overlap.
+                    let part =
+                        |copy: usize| unsafe { blocks.slice((copy * rows + row) * of_blocks, of_blocks) };
+                    let coarse = part(0);
+                    quantise_row(path, x, coarse);
+                    if fine_blocks {
+                        quantise_rest(path, x, coarse, part(1));
+                    }
                 }
                 if needs.pairs {
-                    pair_row(path, x, coarse.1);
-                }
-                if rounding == Rounding::Fine {
-                    let fine = part(1);
-                    if needs.blocks {
-                        quantise_rest(path, x, coarse.0, fine.0);
-                    }
-                    if needs.pairs {
-                        pair_rest(path, x, coarse.1, fine.1);
+                    // SAFETY: as above.
+                    let part = |copy: usize| unsafe { pairs.slice((copy * rows + row) * of_pairs, of_pairs) };
+                    let coarse = part(0);
+                    pair_row(path, x, coarse);
+                    if fine_pairs {
+                        pair_rest(path, x, coarse, part(1));
                     }
                 }
             }
         };
-        let rounded = if needs.blocks || needs.pairs { copies } else { 0 };
+        let rounded = usize::from(needs.blocks) * block_copies + usize::from(needs.pairs) * pair_copies;
         let cost = rows * width * (self.cost() + rounded);
         if cost > 0 {
             pool.shares(rows, cost, &visit);
@@ -171,8 +170,8 @@ impl Operand<'_, Cpu> {
         };
         Activations {
             plain: Rounded { coarse: plain, fine: &[], of_row: width },
-            blocks: Rounded::of(&scratch.blocks, rows, of_blocks, rounding),
-            pairs: Rounded::of(&scratch.pairs, rows, of_pairs, rounding),
+            blocks: Rounded::of(&scratch.blocks, rows, of_blocks, fine_blocks),
+            pairs: Rounded::of(&scratch.pairs, rows, of_pairs, fine_pairs),
         }
     }
 }
@@ -186,9 +185,9 @@ fn at_least<T: Copy>(buffer: &mut Vec<T>, count: usize, zero: T) -> &mut [T] {
 }
 
 impl<'a, T> Rounded<'a, T> {
-    fn of(buffer: &'a [T], rows: usize, of_row: usize, rounding: Rounding) -> Self {
+    fn of(buffer: &'a [T], rows: usize, of_row: usize, has_fine: bool) -> Self {
         let all = rows * of_row;
-        let fine = if rounding == Rounding::Fine { &buffer[all..2 * all] } else { &[] };
+        let fine = if has_fine { &buffer[all..2 * all] } else { &[] };
         Self { coarse: &buffer[..all], fine, of_row }
     }
 

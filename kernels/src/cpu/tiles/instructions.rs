@@ -72,19 +72,6 @@ pub(super) unsafe fn release() {
     }
 }
 
-/// Unrolls assembly for a count of sums: `$with` is given a number for each.
-macro_rules! unrolled {
-    ($count:expr, $with:ident) => {
-        match $count {
-            1 => $with!(0),
-            2 => $with!(0 1),
-            3 => $with!(0 1 2),
-            4 => $with!(0 1 2 3),
-            count => unreachable!("{count} sums"),
-        }
-    };
-}
-
 /// `out[t][r][16·p + o] = Σ_k rows[t][r][k] · weights[p][k][o]` for `T` runs of rows and `P`
 /// panels of 16 outputs, one or two of each. A k is a pair of bf16, of which there are
 /// `16 · steps`, at least one step; a panel is `[k][16 outputs][2]`, and the second follows
@@ -93,7 +80,7 @@ macro_rules! unrolled {
 /// Two of each are four products for four loads; more of one alone would be more loads.
 ///
 /// # Safety
-/// [`Tiles::square`](super::Tiles::square) is set for each run's rows; all that is named can
+/// [`Tiles::wide`](super::Tiles::wide) is set for each run's rows; all that is named can
 /// be read, or written.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn products<const T: usize, const P: usize>(
@@ -181,21 +168,20 @@ pub(in crate::cpu) unsafe fn scores<const P: usize>(
     out: *mut f32,
     stride: usize,
 ) {
+    // For each page: its number, which its sum has too, and the register that takes it.
     macro_rules! with {
-        ($($p:literal)*) => {
+        ($($p:literal $page:literal),*) => {
             asm!(
                 $(concat!("tilezero tmm", $p),)*
                 "2:",
                 "tileloadd tmm4, [{rows} + {row}]",
                 "tileloadd tmm5, [{rows} + {row} + {tile}]",
-                "tileloadd tmm6, [{rows} + {row} + 2 * {tile}]",
                 $(
                     concat!("mov {at}, [{pages} + 8 * ", $p, "]"),
                     "add {at}, {done}",
-                    "tileloadd tmm7, [{at} + {row}]",
-                    concat!("tdpbf16ps tmm", $p, ", tmm6, tmm7"),
-                    concat!("tdpbf16ps tmm", $p, ", tmm5, tmm7"),
-                    concat!("tdpbf16ps tmm", $p, ", tmm4, tmm7"),
+                    concat!("tileloadd tmm", $page, ", [{at} + {row}]"),
+                    concat!("tdpbf16ps tmm", $p, ", tmm5, tmm", $page),
+                    concat!("tdpbf16ps tmm", $p, ", tmm4, tmm", $page),
                 )*
                 "add {rows}, {terms} * {tile}",
                 "add {done}, {tile}",
@@ -212,58 +198,72 @@ pub(in crate::cpu) unsafe fn scores<const P: usize>(
             )
         };
     }
+    const { assert!(TERMS == 2) };
     assert!(steps > 0, "no step");
     // SAFETY: the caller's promise.
-    unsafe { unrolled!(P, with) }
+    unsafe {
+        match P {
+            1 => with!(0 6),
+            2 => with!(0 6, 1 7),
+            3 => with!(0 6, 1 7, 2 6),
+            4 => with!(0 6, 1 7, 2 6, 3 7),
+            pages => unreachable!("{pages} pages"),
+        }
+    }
 }
 
-/// `out[r][16·c + d] += Σ_term Σ_t weights[term][r][8·p + t] · pages[p][t][16·c + d]` for page
-/// after page of 16 tokens, at least one, and `C` groups of 16 dimensions, 1 to 4; a t is a
-/// pair of tokens in bf16. The weights' terms start at two places, their rows lie
-/// `weight_stride` bytes apart, a page's pairs `pair_stride`, and results `stride`.
+/// `out[r][16·c + d] += Σ_t weights[r][8·p + t] · pages[p][t][16·c + d]` for page after page
+/// of 16 tokens, at least one, and `C` groups of 16 dimensions, 1 to 4; a t is a pair of
+/// tokens in bf16. The weights' rows lie `weight_stride` bytes apart, a page's pairs
+/// `pair_stride`, and results `stride`.
 ///
 /// # Safety
 /// [`Tiles::narrow`](super::Tiles::narrow) is set; all that is named can be read, or written.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn weighted<const C: usize>(
-    weights: [*const u16; 2],
+    weights: *const u16,
     weight_stride: usize,
     pages: &[*const u16],
     pair_stride: usize,
     out: *mut f32,
     stride: usize,
 ) {
+    // For each group: its number, which its sum has too, and the register that takes it.
     macro_rules! with {
-        ($($c:literal)*) => {
+        ($($c:literal $group:literal),*) => {
             asm!(
                 $(concat!("tileloadd tmm", $c, ", [{out} + {stride} + {row_bytes} * ", $c, "]"),)*
                 "2:",
                 "mov {at}, [{pages}]",
-                "tileloadd tmm4, [{first} + {weight_stride}]",
-                "tileloadd tmm5, [{second} + {weight_stride}]",
+                "tileloadd tmm4, [{weights} + {weight_stride}]",
                 $(
-                    concat!("tileloadd tmm6, [{at} + {pair_stride} + {row_bytes} * ", $c, "]"),
-                    concat!("tdpbf16ps tmm", $c, ", tmm5, tmm6"),
-                    concat!("tdpbf16ps tmm", $c, ", tmm4, tmm6"),
+                    concat!("tileloadd tmm", $group, ", [{at} + {pair_stride} + {row_bytes} * ", $c, "]"),
+                    concat!("tdpbf16ps tmm", $c, ", tmm4, tmm", $group),
                 )*
-                "add {first}, 32",
-                "add {second}, 32",
+                "add {weights}, 32",
                 "add {pages}, 8",
                 "dec {left}",
                 "jnz 2b",
                 $(concat!("tilestored [{out} + {stride} + {row_bytes} * ", $c, "], tmm", $c),)*
-                first = inout(reg) weights[0] => _, second = inout(reg) weights[1] => _,
-                weight_stride = in(reg) weight_stride,
+                weights = inout(reg) weights => _, weight_stride = in(reg) weight_stride,
                 pages = inout(reg) pages.as_ptr() => _, left = inout(reg) pages.len() => _,
                 pair_stride = in(reg) pair_stride, out = in(reg) out, stride = in(reg) stride,
                 row_bytes = const ROW, at = out(reg) _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
-                out("tmm5") _, out("tmm6") _,
+                out("tmm6") _, out("tmm7") _,
                 options(nostack),
             )
         };
     }
     assert!(!pages.is_empty(), "no page");
     // SAFETY: the caller's promise.
-    unsafe { unrolled!(C, with) }
+    unsafe {
+        match C {
+            1 => with!(0 6),
+            2 => with!(0 6, 1 7),
+            3 => with!(0 6, 1 7, 2 6),
+            4 => with!(0 6, 1 7, 2 6, 3 7),
+            groups => unreachable!("{groups} groups"),
+        }
+    }
 }

@@ -87,7 +87,7 @@ pub(in crate::cpu) unsafe fn products<const T: usize, const P: usize>(
 ) {
     let each = rows.into_iter().zip(out).flat_map(|run| (0..P).map(move |p| (run, p)));
     for ((rows, out), p) in each {
-        for r in 0..rows_of(super::square) {
+        for r in 0..rows_of(super::wide) {
             let mut tile = [0.0; COLUMNS];
             // SAFETY: the caller's promise.
             unsafe {
@@ -131,7 +131,7 @@ pub(in crate::cpu) unsafe fn scores<const P: usize>(
 /// # Safety
 /// As for the instructions.
 pub(in crate::cpu) unsafe fn weighted<const C: usize>(
-    weights: [*const u16; 2],
+    weights: *const u16,
     weight_stride: usize,
     pages: &[*const u16],
     pair_stride: usize,
@@ -145,10 +145,8 @@ pub(in crate::cpu) unsafe fn weighted<const C: usize>(
                 let out = out.byte_add(r * stride).add(c * COLUMNS).cast::<[f32; COLUMNS]>();
                 let mut tile = out.read_unaligned();
                 for (p, page) in pages.iter().enumerate() {
-                    for weights in weights.into_iter().rev() {
-                        let row = weights.cast::<u8>().add(r * weight_stride + 32 * p);
-                        add_products(&mut tile, 8, row, (page.cast::<u8>().add(64 * c), pair_stride));
-                    }
+                    let row = weights.cast::<u8>().add(r * weight_stride + 32 * p);
+                    add_products(&mut tile, 8, row, (page.cast::<u8>().add(64 * c), pair_stride));
                 }
                 out.write_unaligned(tile);
             }
