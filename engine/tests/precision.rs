@@ -47,9 +47,11 @@ async fn keys_and_values_in_fewer_bits_stay_near_the_reference() {
     let folder = data("reference");
     let mut whole = 0;
     for (precision, most, share) in
-        [(KvPrecision::Bf16, 0.02, 1.0), (KvPrecision::Int8, 0.02, 0.54), (KvPrecision::Int4, 0.5, 0.32)]
+        [(KvPrecision::Bf16, 0.02, 1.0), (KvPrecision::Int8, 0.02, 0.54), (KvPrecision::Int4, 0.4, 0.32)]
     {
         let engine = engine(&smollm2(), &kept(precision));
+        let scatters = precision == KvPrecision::Int4 && engine.model().device.starts_with("amx");
+        let most = if scatters { 0.5 } else { most };
         let bytes = engine.model().page_bytes;
         whole = whole.max(bytes);
         assert!(bytes as f64 <= share * whole as f64, "{}: {bytes} bytes a page", precision.name());

@@ -169,6 +169,8 @@ pub async fn run(mut plan: Plan) -> Result<(), BenchError> {
     plan.config.routes.clear();
     // A fit in the background would be measured too.
     plan.config.plugins.probes = false;
+    // The whole life of an instance is measured, as wasmtime alone has it.
+    plan.config.plugins.ready_instances = 0;
     let server = Server::start(&plan.config, bind(plan.config.server.addr).await?).await?;
     let peak_after_load = machine::peak_memory();
     let app = server.app().clone();

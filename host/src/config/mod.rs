@@ -33,7 +33,6 @@ use indexmap::IndexMap;
 use serde::Deserialize;
 
 pub use self::bytes::Bytes;
-use self::tables::MOST_WARM;
 pub use self::tables::{
     JournalConfig, ModelConfig, PluginsConfig, ServerConfig, StateConfig, ToolConfig, TracesConfig,
     UpstreamConfig,
@@ -179,9 +178,15 @@ impl Config {
             let message = "needs a signer in [plugins.signers]: without one no policy can be served";
             return Err(ConfigError::value("plugins.require_signature", message));
         }
-        if self.plugins.warm_instances > MOST_WARM {
-            let message = format!("must be at most {MOST_WARM}, got {}", self.plugins.warm_instances);
-            return Err(ConfigError::value("plugins.warm_instances", message));
+        let waiting = [
+            ("plugins.warm_instances", self.plugins.warm_instances),
+            ("plugins.ready_instances", self.plugins.ready_instances),
+        ];
+        for (key, value) in waiting {
+            if value > PolicyOptions::MOST_WAITING {
+                let message = format!("must be at most {}, got {value}", PolicyOptions::MOST_WAITING);
+                return Err(ConfigError::value(key, message));
+            }
         }
         let at_least_one = [
             ("server.max_in_flight", self.server.max_in_flight as u64),
@@ -331,6 +336,7 @@ mod tests {
         let cases = [
             ("[server]\nadress = 'x'", "line 2, column 1"),
             ("[plugins]\nwarm_instances = 1_001", "plugins.warm_instances: must be at most 1000, got 1001"),
+            ("[plugins]\nready_instances = 9_999", "plugins.ready_instances: must be at most 1000, got 9999"),
             ("[server]\nadress = 'x'", "unknown field `adress`, expected one of `addr`"),
             ("[server]\naddr = 'nowhere'", "line 2, column 8"),
             ("[model]\nkv_memory = 'lots'", "\"lots\" is not a size"),

@@ -116,9 +116,6 @@ fn some_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
     word(deserializer).map(Some)
 }
 
-/// Most instances that may be kept between calls: each holds memory.
-pub(super) const MOST_WARM: u32 = 1_000;
-
 /// `[plugins]`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -131,6 +128,8 @@ pub struct PluginsConfig {
     pub concurrency: Option<u32>,
     /// Instances of policies that call themselves stateless that may be kept between calls; 0 keeps none.
     pub warm_instances: u32,
+    /// Instances that may be made ahead of their calls, over all policies; 0 makes none.
+    pub ready_instances: u32,
     /// Milliseconds that a request waits for a place among them.
     pub queue_wait_ms: u64,
     /// Largest component file.
@@ -156,6 +155,7 @@ impl Default for PluginsConfig {
             cache: None,
             concurrency: None,
             warm_instances: 0,
+            ready_instances: PolicyOptions::READY,
             queue_wait_ms: 2_000,
             max_file: Bytes(64 << 20),
             allow_missing: false,

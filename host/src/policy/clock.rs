@@ -31,6 +31,11 @@ impl Clock {
         self.spent()
     }
 
+    /// The guest has spent so much already.
+    pub(super) fn add(&self, spent: Duration) {
+        self.spent.fetch_add(u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
     /// What the guest had spent when it last stopped.
     pub(super) fn spent(&self) -> Duration {
         Duration::from_nanos(self.spent.load(Relaxed))

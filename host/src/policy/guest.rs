@@ -276,8 +276,9 @@ impl State {
         }
     }
 
-    /// What follows `self` in the same instance, whose memory is as large as the last call left it.
-    pub(super) fn followed_by(&self, mut next: Self) -> Self {
+    /// What follows `self` in the same instance, whose memory is as large as it was left: by a call where it is `warm`, by
+    /// its start where there was none.
+    pub(super) fn followed_by(&self, mut next: Self, warm: bool) -> Self {
         let mut sessions = self.sessions.after();
         if let Ok(place) = next.sessions.take(&next.lent) {
             next.lent = sessions.push(place);
@@ -285,7 +286,11 @@ impl State {
         next.sessions = sessions;
         next.memories = self.memories;
         next.used.memory = self.memories as u64;
-        next.used.warm = 1;
+        (next.used.warm, next.used.ready) = (u64::from(warm), u64::from(!warm));
+        if !warm {
+            // Its start is a part of its only call.
+            next.clock.add(self.clock.spent());
+        }
         next
     }
 

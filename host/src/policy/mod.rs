@@ -19,6 +19,7 @@ mod entry;
 mod fault;
 mod guest;
 mod imports;
+mod instance;
 mod lifecycle;
 mod limits;
 mod loader;
@@ -41,8 +42,8 @@ mod state_dir;
 mod status;
 mod store;
 mod trace;
+mod waiting;
 mod wall;
-mod warm;
 mod watch;
 mod workbench;
 
@@ -58,7 +59,7 @@ use tokio_util::task::TaskTracker;
 
 use self::cache::Cache;
 use self::registry::Registry;
-use self::runtime::Runtime;
+use self::runtime::{Instances, Runtime};
 use self::standings::Standings;
 use self::state_dir::StateDir;
 use self::watch::{Settle, Watch};
@@ -106,7 +107,7 @@ pub struct Policies {
 
 struct Shared {
     options: PolicyOptions,
-    runtime: Runtime,
+    runtime: Arc<Runtime>,
     registry: Registry,
     cache: Option<Cache>,
     standings: Standings,
@@ -135,7 +136,8 @@ impl Policies {
             return Err(StartError::Memory { policy, asked, most: MOST_MEMORY_MB });
         }
         let memory = Limits { memory_mb: asked.max(Limits::DEFAULT.memory_mb), ..Limits::DEFAULT }.memory();
-        let runtime = Runtime::new(options.concurrency, options.warm_instances, memory, false)?;
+        let (calls, warm, ready) = (options.concurrency, options.warm_instances, options.ready_instances);
+        let runtime = Arc::new(Runtime::new(Instances { calls, warm, ready }, memory, false)?);
         let state = options.state.as_deref().map(StateDir::open).transpose()?;
         let standings = Standings::new(state.map(Arc::new));
         let cache = options.cache.as_deref().and_then(|dir| match Cache::open(dir) {

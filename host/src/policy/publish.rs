@@ -13,6 +13,7 @@ use super::capabilities::Capabilities;
 use super::entry::Entry;
 use super::fault::{Fault, FaultKind};
 use super::guest::Place;
+use super::instance;
 use super::loader::{self, LoadCode, LoadError, Source};
 use super::manifest::{Canary, MAX_MANIFEST, Manifest};
 use super::plan::Allowed;
@@ -21,7 +22,7 @@ use super::run::{self, Patience};
 use super::settings::{Fallback, PolicySettings};
 use super::state_dir::Kept;
 use super::store::KeyValue;
-use super::warm::WarmPart;
+use super::waiting::WaitingPart;
 use super::watch::{Change, MANIFEST, PROBES};
 use super::{CANARY_WALL, Shared};
 use crate::probe::shipped::Origin;
@@ -43,6 +44,7 @@ impl Shared {
         });
         let _turn = entry.turn.lock().await;
         let outcome = self.load_file(name, &entry).await;
+        self.make_ready(name);
         let error = match outcome {
             Ok(()) => return Ok(()),
             Err(error) => error,
@@ -191,7 +193,15 @@ impl Shared {
         match self.prepare(name, entry, source, settings).await? {
             Loaded::Same(version) | Loaded::New(version) => self.registry.publish(version),
         }
+        self.make_ready(name);
         Ok(())
+    }
+
+    /// Makes an instance of each version that serves, where there is none for the next call.
+    fn make_ready(&self, name: &str) {
+        for version in self.registry.versions(name) {
+            instance::begin(&self.runtime, &version);
+        }
     }
 
     /// A component, and the manifest of its policy: from beside it in the plugins folder, or from inside.
@@ -268,7 +278,9 @@ impl Shared {
             settings,
             probes,
             entry: entry.clone(),
-            warm: WarmPart::new(&self.runtime.warm),
+            warm: WaitingPart::new(&self.runtime.warm),
+            ready: Some(WaitingPart::new(&self.runtime.ready)),
+            late: Arc::default(),
         };
         self.try_out(&version).await?;
         Ok(Loaded::New(version))
@@ -288,7 +300,8 @@ impl Shared {
             ..PolicySettings::clone(&version.settings)
         };
         let entry = Entry::apart(settings.limits.store_bytes);
-        let apart = Arc::new(Published { entry, settings: Arc::new(settings), ..version.clone() });
+        let apart = Published { entry, settings: Arc::new(settings), ready: None, ..version.clone() };
+        let apart = Arc::new(apart);
         let allowed = Allowed { names: None, capabilities: &apart.settings.capabilities, request: &request };
         let conversation = super::chain::conversation_hash(&request);
         let called = run::call(&self.runtime, &apart, &allowed, conversation, place, patience).await;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,14 +11,14 @@ use arc_swap::ArcSwap;
 use super::contract::Pre;
 use super::entry::{Entry, PLANS};
 use super::fault::FaultKind;
+use super::instance::Instance;
 use super::loader::LoadError;
 use super::manifest::Canary;
-use super::run::Instance;
 use super::settings::PolicySettings;
 use super::share::Share;
 use super::status::{CanaryStatus, CapabilityStatus, LastError, PolicyState, PolicyStatus};
 use super::store::KeyValue;
-use super::warm::WarmPart;
+use super::waiting::WaitingPart;
 use crate::probe::shelf::Probes;
 
 /// Digits of a hash that stand for a version.
@@ -39,13 +39,26 @@ pub(super) struct Published {
     /// What its questions may be answered by; none where probes are switched off.
     pub(super) probes: Option<Arc<Probes>>,
     pub(super) entry: Arc<Entry>,
-    pub(super) warm: WarmPart<Self, Instance>,
+    pub(super) warm: WaitingPart<Self, Instance>,
+    /// Instances made ahead; none where calls are to make their own.
+    pub(super) ready: Option<WaitingPart<Self, Instance>>,
+    /// Its start calls an import, so that an instance cannot be made before there is a call for it.
+    pub(super) late: Arc<AtomicBool>,
 }
 
 impl Published {
     /// The first digits of the hash.
     pub(super) fn version(&self) -> &str {
         &self.hash[..VERSION_DIGITS]
+    }
+
+    /// Whether it is known that its instances cannot be made ahead.
+    pub(super) fn is_late(&self) -> bool {
+        self.late.load(Relaxed)
+    }
+
+    pub(super) fn set_late(&self) {
+        self.late.store(true, Relaxed);
     }
 }
 
@@ -113,6 +126,12 @@ impl Registry {
     /// A new version that is on its trial.
     pub(super) fn candidate(&self, name: &str) -> Option<Candidate> {
         self.slots.load().get(name)?.candidate.clone()
+    }
+
+    /// All versions that serve: the proven one, and one on its trial.
+    pub(super) fn versions(&self, name: &str) -> Vec<Arc<Published>> {
+        let candidate = self.candidate(name).map(|candidate| candidate.version);
+        self.current(name).into_iter().chain(candidate).collect()
     }
 
     /// The version to call for the session of this hash, and the trial that it stands for.
@@ -326,6 +345,7 @@ impl Registry {
             calls: read(&entry.calls),
             running: read(&entry.running),
             warm: versions().map(|version| version.warm.count(version) as u64).sum(),
+            ready: versions().filter_map(|version| Some(version.ready.as_ref()?.count(version) as u64)).sum(),
             plans: PLANS.iter().zip(&entry.plans).map(|(&name, count)| (name, read(count))).collect(),
             faults: FaultKind::ALL
                 .iter()

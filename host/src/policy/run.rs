@@ -9,6 +9,7 @@ use super::contract::{Guest, dispatch, types};
 use super::convert;
 use super::fault::{Fault, FaultKind};
 use super::guest::{Halt, Held, Place, State};
+use super::instance::{self, Instance};
 use super::plan::{Allowed, GeneratePlan, Plan, RouteRequest, Unfit, check_code, check_labels};
 use super::registry::Published;
 use super::runtime::Runtime;
@@ -38,16 +39,6 @@ const CALLS: u32 = 1000;
 /// The part of its limit by which an instance's memory may grow after its first call.
 const LEAK: usize = 8;
 
-/// An instance between two calls.
-pub(super) struct Instance {
-    store: Store<State>,
-    guest: Guest,
-    /// Calls behind it.
-    calls: u32,
-    /// Bytes of its memory after the first.
-    memory: usize,
-}
-
 /// How long a call may wait for its instance and run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
@@ -58,7 +49,7 @@ pub(super) struct Patience {
 /// Calls a policy. Never fails: a fault is in the step, and the session comes back whatever happens. `conversation` is
 /// the hash of the request's conversation.
 pub(super) async fn call(
-    runtime: &Runtime,
+    runtime: &Arc<Runtime>,
     policy: &Arc<Published>,
     allowed: &Allowed<'_>,
     conversation: u64,
@@ -89,10 +80,10 @@ pub(super) async fn call(
     let free = if canary {
         Ok(None)
     } else {
-        let free = tokio::time::timeout(patience.queue, runtime.places.acquire()).await;
+        let free = tokio::time::timeout(patience.queue, runtime.places.clone().acquire_owned()).await;
         free.map_err(drop).and_then(|permit| permit.map(Some).map_err(drop))
     };
-    let Ok(_permit) = free else {
+    let Ok(permit) = free else {
         let message = format!("no place in the pool for {} ms", patience.queue.as_millis());
         let step = failed(Fault::new(FaultKind::Busy, message), Vec::new(), Used::default());
         return Called { place, decided: None, step };
@@ -108,10 +99,11 @@ pub(super) async fn call(
     let tenant = &allowed.request.tenant;
     let keep = policy.settings.stateless && policy.warm.is_on();
     let kept = if keep { policy.warm.take(policy, tenant) } else { None };
-    let (mut store, guest, calls, memory) = match kept {
+    let waiting = kept.or_else(|| policy.ready.as_ref().and_then(|ready| ready.take_ready(policy)));
+    let (mut store, guest, calls, memory) = match waiting {
         Some(Instance { mut store, guest, calls, memory }) => {
-            runtime.renew(&mut store, state);
-            (store, Some(guest), calls + 1, Some(memory))
+            runtime.renew(&mut store, state, calls > 0);
+            (store, Some(guest), calls + 1, memory)
         }
         None => (runtime.store(state), None, 1, None),
     };
@@ -144,8 +136,11 @@ pub(super) async fn call(
     let memory = memory.unwrap_or(now);
     let keep = keep && checked.is_ok() && calls < CALLS && now - memory <= most / LEAK;
     match guest.filter(|_| keep) {
-        Some(guest) => policy.warm.put(policy, tenant, Instance { store, guest, calls, memory }),
-        None => drop(store),
+        Some(guest) => {
+            policy.warm.put(policy, tenant, Instance { store, guest, calls, memory: Some(memory) });
+            instance::begin(runtime, policy);
+        }
+        None => instance::end(runtime, policy, store, permit),
     }
     match checked {
         Ok((record, reason, decided)) => {

@@ -6,6 +6,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
 use wasmtime::component::Linker;
 use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store, UpdateDeadline,
@@ -13,10 +14,10 @@ use wasmtime::{
 
 use super::contract;
 use super::guest::{Halt, State};
+use super::instance::Instance;
 use super::registry::Published;
-use super::run::Instance;
 use super::settings::PolicyOptions;
-use super::warm::Warm;
+use super::waiting::{WARM_FOR, Waiting};
 
 /// Elements of the largest table: languages that compile to WebAssembly with their runtime need tens of thousands.
 pub(super) const TABLE_ELEMENTS: usize = 40_000;
@@ -89,21 +90,38 @@ pub(super) struct Runtime {
     pub(super) engine: Engine,
     /// The imports of every version of the contract; each component adds its own denials of WASI.
     pub(super) linker: Linker<State>,
-    /// One permit for each instance of the pool.
-    pub(super) places: Semaphore,
+    /// One permit for each call that there may be at once.
+    pub(super) places: Arc<Semaphore>,
     /// Instances of stateless policies.
-    pub(super) warm: Arc<Warm<Published, Instance>>,
+    pub(super) warm: Arc<Waiting<Published, Instance>>,
+    /// Instances made ahead.
+    pub(super) ready: Arc<Waiting<Published, Instance>>,
+    /// What makes them, and what ends those whose call is over.
+    pub(super) background: TaskTracker,
     concurrency: u32,
     metered: bool,
     ticker: Ticker,
 }
 
+/// How many instances there may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Instances {
+    /// In calls at once.
+    pub(super) calls: u32,
+    /// Warm ones between them.
+    pub(super) warm: u32,
+    /// Made ahead.
+    pub(super) ready: u32,
+}
+
 impl Runtime {
-    /// Sets up an engine for so many requests at once, whose guests have at most `memory` bytes each, and for so many
-    /// `warm` instances between them. A metered one counts the guests' instructions.
-    pub(super) fn new(concurrency: u32, warm: u32, memory: usize, metered: bool) -> Result<Self, StartError> {
-        let (concurrency, warm) = (concurrency.clamp(1, PolicyOptions::MOST_PLACES), warm.min(1000));
-        let pool = pool(concurrency + CANARIES + warm, memory);
+    /// Sets up an engine for so many instances, which have at most `memory` bytes each. A metered one counts the guests'
+    /// instructions.
+    pub(super) fn new(instances: Instances, memory: usize, metered: bool) -> Result<Self, StartError> {
+        let concurrency = instances.calls.clamp(1, PolicyOptions::MOST_PLACES);
+        let waiting = [instances.warm, instances.ready];
+        let [warm, ready] = waiting.map(|waiting| waiting.min(PolicyOptions::MOST_WAITING));
+        let pool = pool(concurrency + CANARIES + warm + ready, memory);
         let engine = match Engine::new(config(Some(pool)).consume_fuel(metered)) {
             Ok(engine) => engine,
             Err(error) => {
@@ -119,9 +137,11 @@ impl Runtime {
         let mut linker = Linker::new(&engine);
         contract::add_to_linker(&mut linker).map_err(|error| StartError::Runtime(format!("{error:#}")))?;
         let ticker = Ticker::start(engine.clone())?;
-        let places = Semaphore::new(concurrency as usize);
-        let warm = Arc::new(Warm::new(warm));
-        Ok(Self { engine, linker, places, warm, concurrency, metered, ticker })
+        let places = Arc::new(Semaphore::new(concurrency as usize));
+        let warm = Arc::new(Waiting::new(warm, Some(WARM_FOR)));
+        let ready = Arc::new(Waiting::new(ready, None));
+        let background = TaskTracker::new();
+        Ok(Self { engine, linker, places, warm, ready, background, concurrency, metered, ticker })
     }
 
     /// A store for one call, bounded in memory and processor time.
@@ -146,9 +166,9 @@ impl Runtime {
         store
     }
 
-    /// Makes the store of an earlier call ready for the next.
-    pub(super) fn renew(&self, store: &mut Store<State>, state: State) {
-        let next = store.data().followed_by(state);
+    /// Makes the store of an instance that waited ready for its call: of a warm one, or of one that had none yet.
+    pub(super) fn renew(&self, store: &mut Store<State>, state: State, warm: bool) {
+        let next = store.data().followed_by(state, warm);
         *store.data_mut() = next;
         self.wind_up(store);
     }
@@ -165,7 +185,8 @@ impl Runtime {
         self.ticker.tick()
     }
 
-    /// Waits until no call runs, and ends the epoch's thread. Calls that come later find the pool busy.
+    /// Waits until no call runs and no instance is made, and ends the epoch's thread. Calls that come later find the pool
+    /// busy.
     pub(super) async fn stop(&self) {
         // Without ticks nothing would interrupt a guest that spins. Taking every place waits for all that have one.
         match tokio::time::timeout(LAST_CALLS, self.places.acquire_many(self.concurrency)).await {
@@ -173,6 +194,10 @@ impl Runtime {
             // Stopped before.
             Ok(Err(_)) => {}
             Err(_) => tracing::error!(target: "policy", "calls of policies still run"),
+        }
+        self.background.close();
+        if tokio::time::timeout(LAST_CALLS, self.background.wait()).await.is_err() {
+            tracing::error!(target: "policy", "instances of policies are still being made");
         }
         self.places.close();
         self.ticker.stop();
@@ -310,7 +335,7 @@ mod tests {
 
     #[test]
     fn what_stays_resident_has_a_bound_over_all_places() {
-        for instances in [1, 64, 66, 344, 1_002] {
+        for instances in [1, 64, 66, 360, 1_002] {
             let each = resident(instances, true);
             let all = each * instances as usize;
             assert!((LEAST_RESIDENT..=MOST_RESIDENT).contains(&each), "{instances}: {each}");
@@ -318,12 +343,13 @@ mod tests {
             assert_eq!(resident(instances, false), LEAST_RESIDENT);
         }
         assert_eq!((resident(64, true), resident(10_000, true)), (MOST_RESIDENT, LEAST_RESIDENT));
-        assert_eq!(resident(344, true) >> 20, 2, "at the default, in whole MiB");
+        let default = PolicyOptions::places_for(PolicyOptions::REQUESTS) + CANARIES + PolicyOptions::READY;
+        assert_eq!(resident(default, true) >> 20, 2, "at the default, in whole MiB");
     }
 
     #[tokio::test]
     async fn guests_are_counted_while_they_run_and_a_stop_ends_the_ticking() {
-        let runtime = Runtime::new(2, 0, 64 << 20, false).unwrap();
+        let runtime = Runtime::new(Instances { calls: 2, warm: 0, ready: 0 }, 64 << 20, false).unwrap();
         let shared = runtime.ticker.shared.clone();
         let guest = runtime.tick();
         assert_eq!(shared.running.load(Ordering::Acquire), 1);

@@ -34,11 +34,13 @@ pub struct PolicyOptions {
     pub defaults: PolicyRules,
     /// What manifests may ask for where no rule says otherwise.
     pub ceiling: Limits,
-    /// Calls of policies that there may be at once, a quarter of them in shadow: the size of the instance pool. A call
-    /// keeps its place while the request's session is opened for it. At most [`Self::MOST_PLACES`].
+    /// Calls of policies that there may be at once, a quarter of them in shadow. A call keeps its place while the
+    /// request's session is opened for it, and until its instance has ended. At most [`Self::MOST_PLACES`].
     pub concurrency: u32,
-    /// Instances of stateless policies that may be kept between calls; 0 keeps none.
+    /// Instances of stateless policies that may be kept between calls; 0 keeps none. At most [`Self::MOST_WAITING`].
     pub warm_instances: u32,
+    /// Instances that may be made ahead of their calls; 0 makes none. At most [`Self::MOST_WAITING`].
+    pub ready_instances: u32,
     /// How long a request waits for a place among them before it is [`FaultKind::Busy`](super::FaultKind::Busy).
     pub queue_wait: Duration,
     /// Largest component file, in bytes.
@@ -68,6 +70,12 @@ impl PolicyOptions {
     /// Most calls at once.
     pub const MOST_PLACES: u32 = 1_000;
 
+    /// Most instances that wait for calls: each holds memory.
+    pub const MOST_WAITING: u32 = 1_000;
+
+    /// Instances made ahead where nobody says otherwise.
+    pub(crate) const READY: u32 = 16;
+
     /// Requests in flight for which there are places where nobody says otherwise.
     pub(crate) const REQUESTS: usize = 256;
 
@@ -95,6 +103,7 @@ impl PolicyOptions {
             ceiling: Limits::CEILING,
             concurrency: Self::places_for(Self::REQUESTS),
             warm_instances: 0,
+            ready_instances: Self::READY,
             queue_wait: Duration::from_secs(2),
             max_file: 64 << 20,
             signers: Signers::default(),

@@ -68,6 +68,8 @@ pub struct PolicyStatus {
     pub running: u64,
     /// Instances that are kept for calls to come.
     pub warm: u64,
+    /// Instances that were made ahead of their call.
+    pub ready: u64,
     /// Bytes of keys and values in its store.
     pub store_bytes: u64,
     /// Which of the operator's signers signed the version that is served; none where it is not signed, or there are no

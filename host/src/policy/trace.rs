@@ -33,6 +33,7 @@ impl Trace {
             sum.drafts += used.drafts;
             sum.store_calls += used.store_calls;
             sum.warm += used.warm;
+            sum.ready += used.ready;
             sum.fuel = sum.fuel.or(used.fuel).map(|_| sum.fuel.unwrap_or(0) + used.fuel.unwrap_or(0));
         }
         sum
@@ -268,6 +269,8 @@ pub struct Used {
     pub store_calls: u64,
     /// 1 where an instance of an earlier call was used again, 0 where it was a fresh one.
     pub warm: u64,
+    /// 1 where the fresh instance was there before the call, 0 where the call had to make it.
+    pub ready: u64,
     /// Instructions of the guest, in wasmtime's unit, where they are counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fuel: Option<u64>,

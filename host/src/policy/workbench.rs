@@ -10,6 +10,7 @@ use super::cache::Cache;
 use super::capabilities::{Grant, Names};
 use super::entry::Entry;
 use super::guest::Place;
+use super::instance;
 use super::limits::{Limits, SomeLimits};
 use super::loader::{self, LoadCode, LoadError};
 use super::manifest::Manifest;
@@ -19,11 +20,11 @@ use super::plan::{Allowed, RouteRequest};
 use super::publish::{check_contract, read_manifest};
 use super::registry::{self, Published};
 use super::run::{self, Patience};
-use super::runtime::Runtime;
+use super::runtime::{Instances, Runtime};
 use super::settings::{PolicyRules, PolicySettings, is_policy_name};
 use super::signature::Signers;
 use super::trace::Step;
-use super::warm::WarmPart;
+use super::waiting::WaitingPart;
 use super::watch::{MANIFEST, PROBES};
 use crate::probe::shipped::Origin;
 
@@ -43,6 +44,8 @@ pub struct WorkbenchOptions {
     pub metered: bool,
     /// Call one instance again and again, as the host does with one that is stateless.
     pub warm: bool,
+    /// Make each call's instance before the call, as the host does.
+    pub ready: bool,
     /// Whose signatures count, and whether there must be one.
     pub signers: Signers,
 }
@@ -61,7 +64,7 @@ pub enum WorkbenchError {
 
 /// A component, compiled and ready to be called.
 pub struct Workbench {
-    runtime: Runtime,
+    runtime: Arc<Runtime>,
     version: Arc<Published>,
     imports: Vec<String>,
     compiled: Duration,
@@ -86,7 +89,9 @@ impl Workbench {
         let signed_by = options.signers.judge(&name, source.manifest.as_ref())?;
         let granted = all_granted(source.manifest.as_ref(), options);
         let settings = PolicySettings { signed_by, stateless: options.warm, ..granted };
-        let runtime = Runtime::new(1, u32::from(options.warm), settings.limits.memory(), options.metered)?;
+        let instances =
+            Instances { calls: 1, warm: u32::from(options.warm), ready: u32::from(options.ready) };
+        let runtime = Arc::new(Runtime::new(instances, settings.limits.memory(), options.metered)?);
         let cache = options.cache.as_deref().and_then(|dir| Cache::open(dir).ok());
         let start = Instant::now();
         let linked = loader::link(runtime.linker.clone(), cache.as_ref(), &source)?;
@@ -105,7 +110,9 @@ impl Workbench {
             probes: None,
             entry: Entry::apart(settings.limits.store_bytes),
             settings: Arc::new(settings),
-            warm: WarmPart::new(&runtime.warm),
+            warm: WaitingPart::new(&runtime.warm),
+            ready: options.ready.then(|| WaitingPart::new(&runtime.ready)),
+            late: Arc::default(),
         });
         Ok(Self { runtime, version, imports, compiled, origin })
     }
@@ -195,6 +202,15 @@ impl Workbench {
         let allowed = Allowed { names: None, capabilities, request };
         let conversation = super::chain::conversation_hash(request);
         run::call(&self.runtime, &self.version, &allowed, conversation, place, patience).await.step
+    }
+
+    /// Waits until an instance is there for the next call, where such are made ahead.
+    pub async fn until_ready(&self) {
+        let waits = |ready: &WaitingPart<Published, _>| ready.count(&self.version) > 0;
+        while !self.version.is_late() && self.version.ready.as_ref().is_some_and(|ready| !waits(ready)) {
+            instance::begin(&self.runtime, &self.version);
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Ends what runs beside the calls.

@@ -109,28 +109,30 @@ fn check_headers(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
 ///
 /// A connection can go on only behind a whole body. A client that is not told that it will not sends its next
 /// request into a connection that is about to close, and loses it.
-pub(super) struct Lent(Arc<Mutex<Incoming>>);
+pub(super) struct Unread(Arc<Mutex<Incoming>>);
 
 struct Incoming {
     body: BodyDataStream,
     /// The client sends nothing before it is asked to (`expect: 100-continue`), which the first read does.
     unasked: bool,
     ended: bool,
+    /// Where its end is cannot be told any more.
+    broken: bool,
 }
 
-impl Lent {
-    /// Lends the body to whom the request goes to.
+impl Unread {
+    /// Lends the request's handler its body.
     pub(super) fn of(request: &mut Request) -> Self {
         let unasked = request.headers().contains_key(header::EXPECT);
         let body = std::mem::take(request.body_mut()).into_data_stream();
         let ended = body.is_end_stream();
-        let lent = Self(Arc::new(Mutex::new(Incoming { body, unasked, ended })));
+        let unread = Self(Arc::new(Mutex::new(Incoming { body, unasked, ended, broken: false })));
         if !ended {
-            let body = lent.0.clone();
+            let body = unread.0.clone();
             *request.body_mut() =
                 Body::from_stream(stream::poll_fn(move |context| lock(&body).poll(context)));
         }
-        lent
+        unread
     }
 
     /// Reads to no use what was left of it, if that is little and comes at once. Whether it is whole then.
@@ -138,7 +140,7 @@ impl Lent {
         {
             let incoming = lock(&self.0);
             let much = HttpBody::size_hint(&incoming.body).lower() > REST_BYTES as u64;
-            if incoming.ended || incoming.unasked || much {
+            if incoming.ended || incoming.broken || incoming.unasked || much {
                 return incoming.ended;
             }
         }
@@ -161,7 +163,8 @@ impl Incoming {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         self.unasked = false;
         let polled = Pin::new(&mut self.body).poll_next(context);
-        self.ended = matches!(polled, Poll::Ready(None)) || self.body.is_end_stream();
+        self.broken |= matches!(polled, Poll::Ready(Some(Err(_))));
+        self.ended = !self.broken && (matches!(polled, Poll::Ready(None)) || self.body.is_end_stream());
         polled
     }
 }

@@ -222,7 +222,7 @@ pub(super) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let id = request_id(request.headers());
     let dialect = Dialect::of(request.uri().path());
     let record = Arc::<Record>::default();
-    let body = body::Lent::of(&mut request);
+    let body = body::Unread::of(&mut request);
     let route = route_of(&request);
     let traces = app.traces.as_ref().filter(|_| !ROUTINE.contains(&route));
     let trace = traces.map(|traces| traces.begin(request.headers(), started));

@@ -40,6 +40,7 @@ struct PolicyCounts {
     decided_tokens: u64,
     reused_tokens: u64,
     warm: u64,
+    ready: u64,
     cpu_us: u64,
     host_us: u64,
 }
@@ -99,6 +100,7 @@ impl Metrics {
             policy.decided_tokens += step.used.decided_tokens;
             policy.reused_tokens += step.used.reused_tokens;
             policy.warm += step.used.warm;
+            policy.ready += step.used.ready;
             policy.cpu_us += step.used.cpu_us;
             policy.host_us += step.used.host_us;
         }
@@ -183,6 +185,11 @@ impl Metrics {
         for (name, policy) in &counts.policies {
             text.line("forkpoint_policy_warm_calls_total", &[("policy", name)], policy.warm);
         }
+        let help = "Calls of policies whose fresh instance was made before they came.";
+        text.head("forkpoint_policy_ready_calls_total", "counter", help);
+        for (name, policy) in &counts.policies {
+            text.line("forkpoint_policy_ready_calls_total", &[("policy", name)], policy.ready);
+        }
         text.head("forkpoint_policy_decisions_total", "counter", "Questions that policies asked.");
         for (name, policy) in &counts.policies {
             text.line("forkpoint_policy_decisions_total", &[("policy", name)], policy.decisions);
@@ -204,12 +211,13 @@ impl Metrics {
             let labels = [("policy", policy.name.as_str()), ("version", super::catalog::version(policy))];
             text.line("forkpoint_policy_serving", &labels, u64::from(super::catalog::is_served(policy)));
         }
-        let help = "Instances of policies that live: in a call, or kept warm for the next.";
+        let help = "Instances of policies that live: in a call, kept warm for the next, or made ahead of it.";
         text.head("forkpoint_policy_instances", "gauge", help);
         for policy in policies {
             let name = ("policy", policy.name.as_str());
             text.line("forkpoint_policy_instances", &[name, ("state", "running")], policy.running);
             text.line("forkpoint_policy_instances", &[name, ("state", "warm")], policy.warm);
+            text.line("forkpoint_policy_instances", &[name, ("state", "ready")], policy.ready);
         }
         text.head("forkpoint_policy_loads_total", "counter", "Versions of a policy that were published.");
         for policy in policies {

@@ -294,6 +294,7 @@ impl App {
             ceiling: Limits::CEILING.with(&config.plugins.ceiling),
             concurrency: config.places(),
             warm_instances: config.plugins.warm_instances,
+            ready_instances: config.plugins.ready_instances,
             queue_wait: Duration::from_millis(config.plugins.queue_wait_ms),
             max_file: config.plugins.max_file.0,
             signers: Signers {

@@ -10,6 +10,7 @@ mod loading;
 mod opening;
 mod plans;
 mod platform;
+mod ready;
 mod reload;
 mod signatures;
 mod warm;

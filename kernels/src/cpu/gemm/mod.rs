@@ -28,13 +28,13 @@ use super::{
 };
 use crate::{Format, Operand, Rounding};
 
-/// Rows that pass by a panel before the next panel is loaded, at most: their activations
-/// stay in the second-level cache. Tiles are fast enough to wait for weights that serve 64.
+/// Rows that pass by a panel before the next panel is loaded, at most, and bytes of their
+/// activations, two to an input, which should stay in the second-level cache. Processors with
+/// tiles have one of 2 MiB, and tiles are so fast that weights which serve 64 rows keep them
+/// waiting; what is multiplied without them there takes as long either way.
 const ROWS: usize = 256;
-const ROWS_WITHOUT_TILES: usize = 64;
-/// Bytes of activations that should stay in that cache; processors with tiles have one of
-/// 2 MiB.
 const CACHE: usize = 1024 * 1024;
+const ROWS_WITHOUT_TILES: usize = 64;
 const CACHE_WITHOUT_TILES: usize = 256 * 1024;
 /// Panels that tiles take at a time: a load of activations serves both.
 const TOGETHER: usize = 2;
