@@ -19,10 +19,10 @@ const destroys = (text) => {
   return DESTROYS.some((part) => plain.includes(part));
 };
 
-// Whether a short text orders what destroys. A long one may quote it, in a log or a file, and one that asks about it
-// does no harm: both are left to the questions.
-const ordersDestruction = (text) =>
-  bytes(text) <= 200 && destroys(text) && !/^\s*(explain|what|why|how|describe|tell me)/i.test(text);
+// Whether a text that holds such a command orders it, being short. A long one may quote it, in a log or a file, and one
+// that asks about it does no harm: both are left to the questions.
+const orders = (text) =>
+  bytes(text) <= 200 && !/^\s*(explain|what|why|how|describe|tell me)/i.test(text);
 
 // Whether a tool call's arguments, {"command": "…"} and nothing else, hold one command that only reads. No sign may
 // chain, redirect or substitute, and a quote inside would end the string early.
@@ -40,8 +40,9 @@ export function route(request, session) {
   const calls = pendingCalls(request).filter((call) => tools.includes(call.name)).map((call) => call.arguments);
   if (calls.length === 0) {
     const text = lastUser(request);
-    if (ordersDestruction(text)) return reject(403, "shell-risk", "The command destroys data; ask a person.");
-    const share = destroys(text) ? 0.5 : 1;
+    const harmful = destroys(text);
+    if (harmful && orders(text)) return reject(403, "shell-risk", "The command destroys data; ask a person.");
+    const share = harmful ? 0.5 : 1;
     return judgeRequest(session, share * requestAt, share * denyAt);
   }
   if (calls.some((call) => bytes(call) > LONGEST)) {
