@@ -210,6 +210,15 @@ def test_a_broken_component_is_told_what_to_do(tmp_path):
     assert "no component" in forkpoint("policy", "test", ROOT / "tests/data", fails=True)
 
 
+def test_a_bench_measures_each_way_to_have_an_instance_and_ends_where_none_can_be_had(tmp_path):
+    [row] = json.loads(forkpoint("policy", "bench", ROOT / "plugins/auto.wasm", "--calls", 20, "--json"))
+    times = [row[f"{way}_p50_us"] for way in ("ready", "call", "warm", "wasmtime")]
+    assert row["name"] == "auto" and all(time > 0 for time in times), row
+    broken = tmp_path / "broken.wasm"
+    forkpoint("policy", "componentize", ROOT / "tests/hostile/start-trap.core.wat", broken)
+    assert "a call ended with trap" in forkpoint("policy", "bench", broken, fails=True)
+
+
 def test_a_case_may_set_limits_and_let_things_fail(tmp_path):
     case = tmp_path / "case"
     shutil.copytree(ROOT / "examples/verify-then-escalate/tests/fork-fails", case)

@@ -70,5 +70,8 @@ mod tests {
             }
         }
         assert_eq!(clock.pause(), clock.spent(), "a paused clock stands still");
+        let before = clock.spent();
+        clock.add(Duration::from_millis(7));
+        assert_eq!(clock.spent(), before + Duration::from_millis(7));
     }
 }

@@ -63,7 +63,7 @@ fn makes_ahead(version: &Published) -> bool {
 }
 
 /// Makes an instance that no call has used, if there is room for it.
-async fn make(runtime: &Runtime, version: &Arc<Published>) {
+pub(super) async fn make(runtime: &Runtime, version: &Arc<Published>) {
     let Some(ready) = &version.ready else { return };
     let Some(room) = ready.room_for(version) else { return };
     match ahead(runtime, version).await {

@@ -191,6 +191,7 @@ impl Policies {
             self.remember(name, move |standing| standing.prove(&still)).await?;
             return Err(error.into());
         }
+        self.shared.make_ready(name);
         tracing::warn!(target: "policy", policy = name, from = now.version(), "rolled back by an operator");
         let message = format!("version {} was rolled back: by an operator", now.version());
         self.shared.registry.fail(&entry, &LoadError::new(LoadCode::Withdrawn, message));

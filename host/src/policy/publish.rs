@@ -193,12 +193,11 @@ impl Shared {
         match self.prepare(name, entry, source, settings).await? {
             Loaded::Same(version) | Loaded::New(version) => self.registry.publish(version),
         }
-        self.make_ready(name);
         Ok(())
     }
 
     /// Makes an instance of each version that serves, where there is none for the next call.
-    fn make_ready(&self, name: &str) {
+    pub(super) fn make_ready(&self, name: &str) {
         for version in self.registry.versions(name) {
             instance::begin(&self.runtime, &version);
         }

@@ -204,12 +204,14 @@ impl Workbench {
         run::call(&self.runtime, &self.version, &allowed, conversation, place, patience).await.step
     }
 
-    /// Waits until an instance is there for the next call, where such are made ahead.
+    /// Waits for what earlier calls left to be ended and made. Then an instance is there for the next call, where such are
+    /// made ahead, unless one cannot be made: the call tells why.
     pub async fn until_ready(&self) {
-        let waits = |ready: &WaitingPart<Published, _>| ready.count(&self.version) > 0;
-        while !self.version.is_late() && self.version.ready.as_ref().is_some_and(|ready| !waits(ready)) {
-            instance::begin(&self.runtime, &self.version);
+        while !self.runtime.background.is_empty() {
             tokio::task::yield_now().await;
+        }
+        if self.version.ready.as_ref().is_some_and(|ready| ready.count(&self.version) == 0) {
+            instance::make(&self.runtime, &self.version).await;
         }
     }
 
